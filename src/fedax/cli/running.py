@@ -13,6 +13,8 @@ from fedax.cli.console import open_console
 from fedax.cli.show import show_choices, show_report, show_results
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from rich.console import Console
 
     from fedax.experiments import Experiment, Record
@@ -28,6 +30,12 @@ Set = Annotated[
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the last run of this configuration that was stopped.")
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on", metavar="WHERE", help="processes:N, dask:tcp://host:port, slurm:PARTITION or ray.", show_default=False
+    ),
 ]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Run the code that the configuration names, such as mine.py:Method.")
@@ -47,9 +55,14 @@ def read_config(source: str, settings: list[str] | None, allow_code: bool) -> "t
 
 
 def run_experiment(
-    tables: Mapping[str, Any], code: "Code", out: pathlib.Path | None, resume: bool = False, **kept: Any
+    tables: Mapping[str, Any],
+    code: "Code",
+    out: pathlib.Path | None,
+    resume: bool = False,
+    on: str | None = None,
+    **kept: Any,
 ) -> None:
-    """Run a configuration, in all processes, and show the results; ``kept``: as in ``execute``."""
+    """Run a configuration, in all processes or ``on`` an engine, and show the results; ``kept``: as in ``execute``."""
     import jax
 
     from fedax.engine import processes
@@ -65,7 +78,26 @@ def run_experiment(
         checked = check_methods(experiment)
         execute(experiment, pathlib.Path(processes.text_from_first("")), checked=checked, **kept)
         return
-    finish(carry_out(experiment, out, resume, **kept))
+    with opened(on) as executor:
+        record = carry_out(experiment, out, resume, executor=executor, **kept)
+    finish(record)
+
+
+def check_on(on: str | None) -> None:
+    """Refuse an option ``--on`` that names no engine, before anything else is done."""
+    if on is not None:
+        from fedax.experiments.cluster import engine
+
+        engine(on)
+
+
+def opened(on: str | None) -> "contextlib.AbstractContextManager[Executor | None]":
+    """The executor of an option ``--on``, as a context manager; ``None`` without one."""
+    if on is None:
+        return contextlib.nullcontext()
+    from fedax.experiments.cluster import engine
+
+    return engine(on)()
 
 
 def carry_out(

@@ -1,12 +1,16 @@
 """Runs an experiment: every method with every seed. The run folder is written while it runs."""
 
 import contextlib
+import dataclasses
 import datetime
 import functools
+import json
+import math
 import platform
 import secrets
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import jax
@@ -27,13 +31,16 @@ from fedax.engine.saved import read_model
 from fedax.engine.sweep import discard_sweep, on_one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
-from fedax.experiments import clients, examples, own, summary, toml, tracked
+from fedax.experiments import clients, cluster, examples, own, summary, toml, tracked
 from fedax.experiments.config.experiment import Experiment, count_parameters, measured_by_client
+from fedax.experiments.config.experiment import columns as columns_of
+from fedax.experiments.defaults import judge
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import (
     FOLDERS,
     Path,
     Record,
+    append_lines,
     append_metrics,
     begun,
     begun_folder,
@@ -43,6 +50,7 @@ from fedax.experiments.runs import (
     missing_rounds,
     model_path,
     new_folder,
+    order_rows,
     read,
     refuse_links,
     remove_unfinished,
@@ -73,6 +81,7 @@ def execute(
     checked: "Checked | None" = None,
     track: Tracker | None = None,
     drawn: bool = True,
+    executor: Executor | None = None,
     **kept: Any,
 ) -> Record | None:
     """Run an experiment and write its folder; an experiment that was stopped is continued.
@@ -94,6 +103,8 @@ def execute(
             the run continues. Of private runs it gets public columns only. Default: the tracker of the section
             ``track``.
         drawn: whether plots and report are drawn in the end.
+        executor: of ``concurrent.futures``: each run, one method with one seed, is a job of it, on one core. Rows come
+            when a job is over, and jobs have no checkpoints here. Default: all runs in this process.
         kept: arguments of :class:`fedax.Checkpoints`, without the folder. The best model, where it is asked for, is
             written to ``models/<label>-seed<k>-best.safetensors``.
 
@@ -103,6 +114,7 @@ def execute(
     Raises:
         ConfigError, DataError: before anything is written: input that cannot be used; a folder with the run of another
             problem, with a link in it, or with files that no run writes.
+        ConfigError: with an executor, jobs that failed, after all others; or a worker with other data or versions.
     """
     config, writes = experiment.config, jax.process_index() == 0
     by_client = measured_by_client(experiment)
@@ -126,7 +138,8 @@ def execute(
             finished = _finished_runs(folder, experiment, runs, best=kept.get("best") is not None)
     agreed = processes.from_first(np.array([run in finished for run in runs]))
     finished = {run for run, done in zip(runs, agreed, strict=True) if done}
-    batches = _batches(folder, runs, finished, checked.together)
+    together = checked.together if executor is None else dict.fromkeys(checked.together, False)
+    batches = _batches(folder, runs, finished, together)
     finished -= {run for batch in batches for run in batch}
     if about is not None:
         keep_rows(folder, finished)
@@ -171,7 +184,9 @@ def execute(
                 examples.add(experiment, folder, label, seed, run.params)
             discard_sweep(checkpoints) if len(batch) > 1 else discard(checkpoints)
 
-    if experiment.fleet is None:
+    if executor is not None:
+        _run_elsewhere(experiment, batches, folder, executor, logs, watch, compiled, kept.get("best"))
+    elif experiment.fleet is None:
         for batch in batches:
             run_batch(batch, None)
     else:
@@ -262,6 +277,81 @@ def _run_at_nodes(
             for category in (DivergedWarning, BadClientWarning):  # the report shows these
                 warnings.simplefilter("ignore", category)
             side_by_side(fleet.transport, calls)
+
+
+def _run_elsewhere(
+    experiment: Experiment,
+    batches: Sequence[Sequence[tuple[str, int]]],
+    folder: Path,
+    executor: Executor,
+    logs: tracked.Logs,
+    watch: Watch | None,
+    compiled: dict[str, float],
+    best: str | None,
+) -> None:
+    """Run each run as a job of an executor; what comes back is kept at once, and in the order of the runs in the end.
+
+    Seeds that were begun side by side in this process begin anew, each in a job of its own.
+    """
+    jobs = {
+        (job := _elsewhere(experiment, label, seed, best)).key: (job, label, seed)
+        for batch in batches
+        for label, seed in batch
+    }
+    failures = cluster.Failures()
+    with cluster.Crew(executor) as crew:
+        for job, _, _ in jobs.values():
+            crew.give(job)
+        while crew.under_way:
+            arrived = crew.wait()
+            assert arrived is not None
+            outcome = arrived[1]
+            job, label, seed = jobs[outcome.key]
+            if outcome.error:
+                failures.found[job.name] = cluster.told(outcome, folder)
+                continue
+            _report_begun(watch, [(label, seed)])
+            rows = outcome.files["metrics.jsonl"]
+            append_lines(folder, rows)
+            with logs.of([(label, seed)]) as end:
+                for line in rows.splitlines():
+                    row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+                    for name in ("label", "method", "seed", "status"):
+                        del row[name]
+                    logs.row(label, seed, row)
+                    if watch is not None:
+                        watch(label, seed, row)
+                summary = json.loads(outcome.files["summary.json"])["methods"][0]
+                end([summary["seeds"][str(seed)]["status"]])
+            compiled[label] += summary["compile_seconds"]
+            for place in ("clients", "examples", "models"):  # a model says that its run is over
+                for name, content in outcome.files.items():
+                    if name.startswith(f"{place}/"):
+                        (folder / place).mkdir(exist_ok=True)
+                        write_atomic(folder / name, content)
+            discard(_checkpoints(folder, [(label, seed)]))
+    for batch in batches:
+        if len(batch) > 1 and not failures.found:
+            discard_sweep(_checkpoints(folder, batch))
+    order_rows(folder, [(label, seed) for label in experiment.methods for seed in experiment.config["run"]["seeds"]])
+    failures.raise_any(len(jobs))
+
+
+def _elsewhere(experiment: Experiment, label: str, seed: int, best: str | None) -> cluster.Job:
+    """The job of one run."""
+    config, name = experiment.config, f"{label}, seed {seed}"
+    rows = [row for row in config["methods"] if row["label"] == label]
+    run = {**config["run"], "seeds": [seed]}
+    run.pop("baselines", None)  # the submitting side has the runs of all methods
+    if (column := judge(config, columns_of([experiment]))) is not None:
+        run["judge"] = column  # of all methods, and not of this one alone
+    alone = {**config, "run": run, "methods": rows}
+    if experiment.configured:
+        return cluster.Job.of(name, [alone], code=experiment.code, best=best)
+    methods = {label: experiment.methods[label]}
+    return cluster.Job.of_objects(
+        name, dataclasses.replace(experiment, config=alone, methods=methods, track=None), best
+    )
 
 
 def _report_begun(watch: Watch | None, runs: Sequence[tuple[str, int]]) -> None:
