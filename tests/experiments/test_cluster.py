@@ -22,6 +22,7 @@ from fedax.errors import ConfigError, ProcessError
 from fedax.experiments import plan, read, tune
 from fedax.experiments.cluster import Crew, Job, Outcome, crew, engines, jobs
 from fedax.experiments.study import carry_out, read_study
+from tests import LONG
 
 SWEEP = {
     "data": {"name": "digits", "clients": 3, "partition": "iid"},
@@ -330,13 +331,15 @@ def test_dask_takes_jobs(tmp_path):
 
 
 @dask
-def test_a_scheduler_that_is_not_there():
+@pytest.mark.filterwarnings("ignore")
+def test_a_scheduler_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(engines, "_CONNECT", 0.3)
     with pytest.raises(ConfigError, match="no scheduler answers there"), engines.engine("dask:tcp://127.0.0.1:9")():
         pass
 
 
 @dask
-@pytest.mark.skipif(os.environ.get("FEDAX_LONG") != "1", reason="starts four processes: FEDAX_LONG=1")
+@pytest.mark.skipif(not LONG, reason="FEDAX_LONG is not set: it starts six processes")
 def test_workers_and_the_submitting_side_are_killed(tmp_path):
     """Three worker processes, two of which die, and a command that dies too and is given again."""
     (tmp_path / "small.toml").write_text(RECIPE)
