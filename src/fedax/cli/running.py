@@ -59,10 +59,9 @@ def run_experiment(
     code: "Code",
     out: pathlib.Path | None,
     resume: bool = False,
-    on: str | None = None,
     **kept: Any,
 ) -> None:
-    """Run a configuration, in all processes or ``on`` an engine, and show the results; ``kept``: as in ``execute``."""
+    """Run a configuration, in all processes, and show the results; ``kept``: as in ``execute``."""
     import jax
 
     from fedax.engine import processes
@@ -78,26 +77,19 @@ def run_experiment(
         checked = check_methods(experiment)
         execute(experiment, pathlib.Path(processes.text_from_first("")), checked=checked, **kept)
         return
-    with opened(on) as executor:
-        record = carry_out(experiment, out, resume, executor=executor, **kept)
-    finish(record)
+    finish(carry_out(experiment, out, resume, **kept))
 
 
-def check_on(on: str | None) -> None:
-    """Refuse an option ``--on`` that names no engine, before anything else is done."""
-    if on is not None:
-        from fedax.experiments.cluster import engine
+def engine_of(on: str | None) -> "Callable[[], contextlib.AbstractContextManager[Executor | None]]":
+    """The engine that ``--on`` names, checked and not yet open; without one it opens as ``None``.
 
-        engine(on)
-
-
-def opened(on: str | None) -> "contextlib.AbstractContextManager[Executor | None]":
-    """The executor of an option ``--on``, as a context manager; ``None`` without one."""
+    It has to open before JAX starts: some engines fork.
+    """
     if on is None:
-        return contextlib.nullcontext()
+        return contextlib.nullcontext
     from fedax.experiments.cluster import engine
 
-    return engine(on)()
+    return engine(on)
 
 
 def carry_out(

@@ -14,9 +14,8 @@ from fedax.cli.running import (
     Out,
     Resume,
     Set,
-    check_on,
+    engine_of,
     open_folder,
-    opened,
     read_config,
     run_experiment,
     writing,
@@ -153,7 +152,7 @@ def compare(
     from fedax.experiments.own import configured
     from fedax.experiments.own import names as names_of
 
-    check_on(on)
+    engine = engine_of(on)
     dataset = data_set(dataset, "dataset").name
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
@@ -170,7 +169,8 @@ def compare(
     for row in tables["methods"]:
         if "lr" in row and "lr" not in code.method(row["name"], "methods").arguments:
             del row["lr"]
-    run_experiment(tables, code, out, on=on)
+    with engine() as executor:
+        run_experiment(tables, code, out, executor=executor)
 
 
 def sweep(
@@ -226,7 +226,7 @@ def sweep(
 
     kept: dict[str, Any] = {"rounds": checkpoint_rounds, "minutes": checkpoint_minutes}
     Checkpoints("", **kept)  # refuses bad values before anything begins
-    check_on(on)
+    engine = engine_of(on)
 
     tables, code = read_config(config, settings, allow_code)
     axes: dict[str, Any] = {}
@@ -239,9 +239,9 @@ def sweep(
             listed = value_of(f"[{text}]")
             values = listed if isinstance(listed, list) else [value_of(word) for word in text.split(",")]
         axes[key.strip()] = values if isinstance(values, list | dict) else [values]
-    tuning = plan(tables, axes, code)
-    console = open_console()
-    with opened(on) as executor:
+    with engine() as executor:
+        tuning = plan(tables, axes, code)
+        console = open_console()
         folder = open_folder(console, out, tuning.config, f"{tuning.config['name']}-sweep", resume)
         with writing(folder, "sweep", bool(code.sources)):
             show_plan(console, tuning, folder)
@@ -301,30 +301,29 @@ def study(
 
     if jobs is not None and on is not None:
         raise ConfigError("jobs", jobs, f"--on {on} says where jobs run; give one of both")
-    check_on(on)
+    engine = engine_of(on)
     if on is not None and on.partition(":")[0] == "processes":
         jobs = int(on.partition(":")[2]) if ":" in on else None
-        on = None
+        engine = engine_of(None)
     console = open_console()
     share_gpu()  # before a schedule makes JAX look for devices
-    loaded = studies.read_study(name, part or ())
-    folder = out or pathlib.Path("studies") / slug(loaded.section.name)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    for each in loaded.parts.values():  # the power of the design, before anything runs
-        if power := studies.design(each):
-            say(f"{each.name}: {power}")
-    done = False
-    try:
-        with opened(on) as executor:
-            hours = math.inf if hours is None else hours
-            done = studies.carry_out(loaded, folder, jobs, hours, say, executor)
-    except OSError as error:
-        raise ConfigError("out", str(folder), f"cannot write there ({error.strerror}); name another") from error
-    finally:
-        page = studies.write_page(loaded, folder)
+    with engine() as executor:
+        loaded = studies.read_study(name, part or ())
+        folder = out or pathlib.Path("studies") / slug(loaded.section.name)
+        for each in loaded.parts.values():  # the power of the design, before anything runs
+            if power := studies.design(each):
+                say(f"{each.name}: {power}")
+        done = False
+        try:
+            done = studies.carry_out(loaded, folder, jobs, math.inf if hours is None else hours, say, executor)
+        except OSError as error:
+            raise ConfigError("out", str(folder), f"cannot write there ({error.strerror}); name another") from error
+        finally:
+            page = studies.write_page(loaded, folder)
     for sentence in studies.outcome(loaded, folder):
         say(sentence)
     if page is not None:

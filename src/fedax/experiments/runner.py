@@ -293,11 +293,7 @@ def _run_elsewhere(
 
     Seeds that were begun side by side in this process begin anew, each in a job of its own.
     """
-    jobs = {
-        (job := _elsewhere(experiment, label, seed, best)).key: (job, label, seed)
-        for batch in batches
-        for label, seed in batch
-    }
+    jobs = _jobs_elsewhere(experiment, batches, best)
     failures = cluster.Failures()
     with cluster.Crew(executor) as crew:
         for job, _, _ in jobs.values():
@@ -337,21 +333,34 @@ def _run_elsewhere(
     failures.raise_any(len(jobs))
 
 
-def _elsewhere(experiment: Experiment, label: str, seed: int, best: str | None) -> cluster.Job:
-    """The job of one run."""
-    config, name = experiment.config, f"{label}, seed {seed}"
-    rows = [row for row in config["methods"] if row["label"] == label]
+def alone(experiment: Experiment, label: str, seed: int) -> Experiment:
+    """The experiment with one method and one seed: what a job of an executor runs."""
+    config = experiment.config
     run = {**config["run"], "seeds": [seed]}
     run.pop("baselines", None)  # the submitting side has the runs of all methods
     if (column := judge(config, columns_of([experiment]))) is not None:
         run["judge"] = column  # of all methods, and not of this one alone
-    alone = {**config, "run": run, "methods": rows}
-    if experiment.configured:
-        return cluster.Job.of(name, [alone], code=experiment.code, best=best)
+    rows = [row for row in config["methods"] if row["label"] == label]
     methods = {label: experiment.methods[label]}
-    return cluster.Job.of_objects(
-        name, dataclasses.replace(experiment, config=alone, methods=methods, track=None), best
-    )
+    return dataclasses.replace(experiment, config={**config, "run": run, "methods": rows}, methods=methods, track=None)
+
+
+def _jobs_elsewhere(
+    experiment: Experiment, batches: Sequence[Sequence[tuple[str, int]]], best: str | None
+) -> dict[str, tuple[cluster.Job, str, int]]:
+    """The jobs of some runs, by their keys, each with its method and its seed."""
+    content = b"" if experiment.configured else cluster.packed(dataclasses.replace(experiment, track=None))
+    jobs = {}
+    for batch in batches:
+        for label, seed in batch:
+            name = f"{label}, seed {seed}"
+            if experiment.configured:
+                config = alone(experiment, label, seed).config
+                job = cluster.Job.of(name, [config], code=experiment.code, best=best)
+            else:
+                job = cluster.Job(name, content, run=(label, seed), best=best)
+            jobs[job.key] = job, label, seed
+    return jobs
 
 
 def _report_begun(watch: Watch | None, runs: Sequence[tuple[str, int]]) -> None:

@@ -6,6 +6,6 @@ name; :class:`Crew` hands jobs to it and takes what comes back; :func:`work` doe
 
 from fedax.experiments.cluster.crew import Crew, Failures, told
 from fedax.experiments.cluster.engines import engine
-from fedax.experiments.cluster.jobs import Job, Outcome, deliver, work
+from fedax.experiments.cluster.jobs import Job, Outcome, deliver, packed, work
 
-__all__ = ["Crew", "Failures", "Job", "Outcome", "deliver", "engine", "told", "work"]
+__all__ = ["Crew", "Failures", "Job", "Outcome", "deliver", "engine", "packed", "told", "work"]

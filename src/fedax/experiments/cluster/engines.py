@@ -26,7 +26,6 @@ FORMS = "processes[:N], dask:tcp://host:port, slurm[:partition] or ray"
 _PACKAGES = {"dask": "distributed", "slurm": "submitit", "ray": "ray"}
 _CONNECT = 10  # seconds until a scheduler has to answer
 _POLL = 1.0  # seconds between two looks at the jobs of SLURM
-_DAYS = 60 * 24 * 365  # minutes: the limit of the partition holds
 
 
 def engine(on: str) -> Callable[[], Opener]:
@@ -103,7 +102,7 @@ def _ray(on: str) -> Iterator[Executor]:
     try:
         if mine:
             ray.init(log_to_driver=False, configure_logging=False)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray has no error of its own for this
         raise ConfigError("on", on, f"no cluster answers ({one_line(str(error), 200)})") from None
     try:
         yield _Ray(ray)
@@ -146,7 +145,7 @@ class Slurm(Executor):
         self._submitter = submitit.SlurmExecutor(self.folder, python=sys.executable)
         given = {"partition": partition} if partition else {}
         self._submitter.update_parameters(
-            job_name="fedax", time=_DAYS, cpus_per_task=1, ntasks_per_node=1, stderr_to_stdout=True, **given
+            job_name="fedax", time=None, cpus_per_task=1, ntasks_per_node=1, stderr_to_stdout=True, **given
         )
         self._jobs: list[tuple[Any, Future[Any]]] = []
         self._closed = threading.Event()
@@ -235,6 +234,9 @@ class Processes(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run ``fn(*args, **kwargs)`` in a process; all of it has to be picklable."""
         return self._threads.submit(self._run, pickle.dumps((fn, args, kwargs)))
+
+    def __exit__(self, kind: Any, error: object, trace: object) -> None:
+        self.shutdown(cancel_futures=kind is not None)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the executor; with ``cancel_futures`` running processes are ended, too."""

@@ -1,6 +1,7 @@
 """A job: what travels to a worker, what the worker does with it, and what travels back."""
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
@@ -43,6 +44,7 @@ class Job:
         name: to show.
         problem: a configuration; those of all points that run side by side, of a sweep; or a pickled experiment.
         points: of a sweep, the point of each configuration; else empty.
+        run: label and seed, of a pickled experiment; else ``None``.
         sources: the files of the user's own methods and tasks.
         data: a digest of the data set that the worker has to have; ``""``: the data travel with the job.
         versions: of the packages that it has to have.
@@ -53,6 +55,7 @@ class Job:
     name: str
     problem: tuple[Table, ...] | bytes
     points: tuple[Table, ...] = ()
+    run: tuple[str, int] | None = None
     sources: tuple[own.Source, ...] = ()
     data: str = ""
     versions: Mapping[str, str] = field(default_factory=identity.versions)
@@ -61,7 +64,7 @@ class Job:
 
     def __post_init__(self) -> None:
         told = self.problem if isinstance(self.problem, bytes) else _text([self.problem, self.points])
-        about = _text([self.data, self.versions, self.best, [source.digest for source in self.sources]])
+        about = _text([self.data, self.versions, self.best, self.run, [source.digest for source in self.sources]])
         object.__setattr__(self, "key", hashlib.sha256(told + b"\0" + about).hexdigest()[:16])
 
     @classmethod
@@ -79,29 +82,8 @@ class Job:
             ConfigError, DataError: these data are not here either, so that they cannot be compared.
         """
         sources = tuple((code or {}).values())
-        return cls(name, tuple(configs), tuple(points), sources, digest_of(configs[0]["data"]), best=best)
-
-    @classmethod
-    def of_objects(cls, name: str, experiment: Any, best: str | None = None) -> "Job":
-        """A job of an experiment made of Python objects, which travel with it, their data too.
-
-        Raises:
-            ConfigError: they take more than ``MOST_BYTES``, or cannot be pickled.
-        """
-        pickler: Any = importlib.import_module("cloudpickle") if importlib.util.find_spec("cloudpickle") else pickle
-        try:
-            content = pickler.dumps(experiment)
-        except Exception as error:  # whatever an object of the user's raises
-            hint = "" if pickler is not pickle else "; pip install cloudpickle, which takes functions too"
-            way_out = f"data, task and methods have to be pickled, to travel ({one_line(str(error), 200)}){hint}"
-            raise ConfigError("executor", name, way_out) from error
-        if len(content) > MOST_BYTES:
-            way_out = (
-                f"data of at most {MOST_BYTES >> 20} MiB travel with a job; let workers read theirs from FEDAX_DATA, "
-                "by a configuration: fedax.experiments.execute(…, executor=…)"
-            )
-            raise ConfigError("executor", f"{len(content) / 2**20:.0f} MiB", way_out)
-        return cls(name, content, best=best)
+        data = digest_of(configs[0]["data"])
+        return cls(name, tuple(configs), tuple(points), sources=sources, data=data, best=best)
 
 
 @dataclass(frozen=True)
@@ -151,6 +133,28 @@ def digest_of(data: Table) -> str:
             trees["test"] = test.examples if isinstance(test, FederatedData) else test
         _digests[key] = hashlib.sha256(_text(identity.contents(trees))).hexdigest()[:16]
     return _digests[key]
+
+
+def packed(experiment: Any) -> bytes:
+    """An experiment made of Python objects, as it travels with jobs, data too.
+
+    Raises:
+        ConfigError: it takes more than ``MOST_BYTES``, or cannot be pickled.
+    """
+    pickler: Any = importlib.import_module("cloudpickle") if importlib.util.find_spec("cloudpickle") else pickle
+    try:
+        content: bytes = pickler.dumps(experiment)
+    except Exception as error:  # whatever an object of the user's raises
+        hint = "" if pickler is not pickle else "; pip install cloudpickle, which takes functions too"
+        way_out = f"data, task and methods have to be pickled, to travel{hint}"
+        raise ConfigError("executor", one_line(str(error), 200), way_out) from error
+    if len(content) > MOST_BYTES:
+        way_out = (
+            f"data of at most {MOST_BYTES >> 20} MiB travel with a job; let workers read theirs from FEDAX_DATA, "
+            "by a configuration: fedax.experiments.execute(…, executor=…)"
+        )
+        raise ConfigError("executor", f"{len(content) / 2**20:.0f} MiB", way_out)
+    return content
 
 
 def sound(job: Job, outcome: object) -> bool:
@@ -274,13 +278,20 @@ def _perform(job: Job, folder: Path, code: Sequence[str]) -> None:
     kept: Table = {} if job.best is None else {"best": job.best}
     allowed = own.here(code)
     if isinstance(job.problem, bytes):
-        runner.execute(pickle.loads(job.problem), folder, drawn=False, **kept)
+        assert job.run is not None
+        runner.execute(runner.alone(_unpacked(job.problem), *job.run), folder, drawn=False, **kept)
     elif job.points:
         tuning.try_points(build_all(job.problem, allow_code=allowed), list(job.points), folder)
     elif "sweep" in job.problem[0]:
         tuning.tune(tuning.plan(job.problem[0], allow_code=allowed), folder, drawn=False)
     else:
         runner.execute(build(job.problem[0], allow_code=allowed), folder, drawn=False, **kept)
+
+
+@functools.lru_cache(1)
+def _unpacked(content: bytes) -> Any:
+    """The experiment that jobs of one comparison share, so that JAX compiles each method once."""
+    return pickle.loads(content)
 
 
 def _digest(key: str, files: Mapping[str, bytes]) -> str:
