@@ -42,6 +42,7 @@ PAGES = {
         "tasks",
         "time",
         "asynchronous",
+        "clusters",
     )
 } | {"README": ROOT / "README.md"}
 
@@ -59,6 +60,9 @@ LEFT_OUT = {
     "fedax run fednova-figure": "takes minutes: benchmarks/ run it",
     "fedax sweep experiment.toml": "its section [sweep] is an hour: tests/experiments/test_tuning.py",
     "fedax study momentum": "takes hours: tests/experiments/test_study.py",
+    "fedax study speedup --on": "needs a cluster: tests/experiments/test_cluster.py",
+    "dask scheduler": "the same",
+    "FEDAX_DATA=/data dask worker": "the same",
     "fedax deploy run experiment.toml --link": "over nodes that deploy.md starts: tests/engine/test_secure.py",
     "fedax deploy node --link fed.example.org:9443 --data hospital-7 --key node7 --noise": "as deploy.md starts it; "
     "its noise: tests/engine/test_remote.py",

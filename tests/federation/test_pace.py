@@ -7,7 +7,7 @@ import pytest
 
 import fedax
 from fedax.errors import ConfigError
-from fedax.federation.pace import Heard, Schedule
+from fedax.federation.pace import LiveSchedule, Schedule
 
 
 def fixed(seconds):
@@ -152,7 +152,7 @@ def test_answers_that_come_from_outside_make_the_schedule_of_their_durations(sta
     seconds = np.random.default_rng(1).exponential(size=10_000) + np.arange(10_000) % 3 / 4
     queue = Schedule(pace, n, lambda number, client, group: seconds[number], seed=4)
     queue.until(60)
-    told = Heard(pace, n, seed=4)
+    told = LiveSchedule(pace, n, seed=4)
     heard = []
     while told.version < 60:
         number = min(told.under_way, key=lambda job: told.begun[job] + seconds[job])

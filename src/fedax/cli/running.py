@@ -13,6 +13,8 @@ from fedax.cli.console import open_console
 from fedax.cli.show import show_choices, show_report, show_results
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from rich.console import Console
 
     from fedax.experiments import Experiment, Record
@@ -28,6 +30,12 @@ Set = Annotated[
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the last run of this configuration that was stopped.")
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on", metavar="WHERE", help="processes:N, dask:tcp://host:port, slurm:PARTITION or ray.", show_default=False
+    ),
 ]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Run the code that the configuration names, such as mine.py:Method.")
@@ -47,7 +55,11 @@ def read_config(source: str, settings: list[str] | None, allow_code: bool) -> "t
 
 
 def run_experiment(
-    tables: Mapping[str, Any], code: "Code", out: pathlib.Path | None, resume: bool = False, **kept: Any
+    tables: Mapping[str, Any],
+    code: "Code",
+    out: pathlib.Path | None,
+    resume: bool = False,
+    **kept: Any,
 ) -> None:
     """Run a configuration, in all processes, and show the results; ``kept``: as in ``execute``."""
     import jax
@@ -66,6 +78,18 @@ def run_experiment(
         execute(experiment, pathlib.Path(processes.text_from_first("")), checked=checked, **kept)
         return
     finish(carry_out(experiment, out, resume, **kept))
+
+
+def engine_of(on: str | None) -> "Callable[[], contextlib.AbstractContextManager[Executor | None]]":
+    """The engine that ``--on`` names, checked and not yet open; without one it opens as ``None``.
+
+    It has to open before JAX starts: some engines fork.
+    """
+    if on is None:
+        return contextlib.nullcontext
+    from fedax.experiments.cluster import engine
+
+    return engine(on)
 
 
 def carry_out(

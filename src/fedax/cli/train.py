@@ -8,7 +8,18 @@ import typer
 from fedax._start import share_gpu
 from fedax.cli.console import open_console
 from fedax.cli.exits import run_with_others
-from fedax.cli.running import AllowCode, Out, Resume, Set, open_folder, read_config, run_experiment, writing
+from fedax.cli.running import (
+    AllowCode,
+    On,
+    Out,
+    Resume,
+    Set,
+    engine_of,
+    open_folder,
+    read_config,
+    run_experiment,
+    writing,
+)
 from fedax.cli.show import show_plan, show_report, show_sweep
 
 Rounds = Annotated[
@@ -109,6 +120,7 @@ def compare(
     ] = None,
     settings: Set = None,
     out: Out = None,
+    on: On = None,
 ) -> None:
     """Compare methods on a data set, with settings that suit it.
 
@@ -124,6 +136,7 @@ def compare(
       fedax compare mnist --by writer --set run.rounds=100
       fedax compare digits --methods mine.py:FedAvgEMA,fedavg
       fedax compare folder --set data.path=hospitals --set task.name=mlp
+      fedax compare digits --on dask:tcp://node1:8786 --out runs/digits
 
     Exit code 1: a method diverged, or ended worse than it began (the others are
     finished, all is written). It says nothing else.
@@ -139,6 +152,7 @@ def compare(
     from fedax.experiments.own import configured
     from fedax.experiments.own import names as names_of
 
+    engine = engine_of(on)
     dataset = data_set(dataset, "dataset").name
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
@@ -155,7 +169,8 @@ def compare(
     for row in tables["methods"]:
         if "lr" in row and "lr" not in code.method(row["name"], "methods").arguments:
             del row["lr"]
-    run_experiment(tables, code, out)
+    with engine() as executor:
+        run_experiment(tables, code, out, executor=executor)
 
 
 def sweep(
@@ -170,6 +185,7 @@ def sweep(
     allow_code: AllowCode = False,
     checkpoint_rounds: Rounds = None,
     checkpoint_minutes: Minutes = 10.0,
+    on: On = None,
 ) -> None:
     """Try the methods of a configuration at many settings, and find the best.
 
@@ -193,6 +209,7 @@ def sweep(
       fedax sweep experiment.toml --grid "methods.*.lr=0.01,0.1,1"
       fedax sweep experiment.toml --set sweep.search=random --set sweep.points=20
       fedax sweep experiment.toml --resume
+      fedax sweep experiment.toml --on slurm:short
 
     Exit code 1: a method diverged, or ended worse than it began, wherever it was
     tried (all is written). It says nothing else.
@@ -209,6 +226,7 @@ def sweep(
 
     kept: dict[str, Any] = {"rounds": checkpoint_rounds, "minutes": checkpoint_minutes}
     Checkpoints("", **kept)  # refuses bad values before anything begins
+    engine = engine_of(on)
 
     tables, code = read_config(config, settings, allow_code)
     axes: dict[str, Any] = {}
@@ -221,13 +239,14 @@ def sweep(
             listed = value_of(f"[{text}]")
             values = listed if isinstance(listed, list) else [value_of(word) for word in text.split(",")]
         axes[key.strip()] = values if isinstance(values, list | dict) else [values]
-    tuning = plan(tables, axes, code)
-    console = open_console()
-    folder = open_folder(console, out, tuning.config, f"{tuning.config['name']}-sweep", resume)
-    with writing(folder, "sweep", bool(code.sources)):
-        show_plan(console, tuning, folder)
-        with Points(tuning, console) as watch:
-            record, results = tune(tuning, folder, watch, **kept)
+    with engine() as executor:
+        tuning = plan(tables, axes, code)
+        console = open_console()
+        folder = open_folder(console, out, tuning.config, f"{tuning.config['name']}-sweep", resume)
+        with writing(folder, "sweep", bool(code.sources)):
+            show_plan(console, tuning, folder)
+            with Points(tuning, console) as watch:
+                record, results = tune(tuning, folder, watch, executor=executor, **kept)
     show_sweep(console, record, results)
     show_report(console, record)
 
@@ -240,7 +259,10 @@ def study(
     part: Annotated[
         list[str] | None, typer.Option("--part", metavar="PART", help="Only this part; may be repeated.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time.", show_default="one a core")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes at a time: --on processes:N.", show_default="one a core")
+    ] = None,
+    on: On = None,
     hours: Annotated[
         float | None, typer.Option(min=0, help="Stop after so many; the same command goes on.", show_default=False)
     ] = None,
@@ -263,6 +285,7 @@ def study(
       fedax study momentum --hours 2
       fedax study momentum --part figure-1c
       fedax study mine.toml --jobs 1
+      fedax study speedup --on dask:tcp://node1:8786
 
     Exit code 0: all is done. Exit code 1: something is left.
     Exit code 2: an error, such as bad input or a job that failed.
@@ -276,24 +299,31 @@ def study(
     from fedax.experiments import study as studies
     from fedax.files import slug
 
+    if jobs is not None and on is not None:
+        raise ConfigError("jobs", jobs, f"--on {on} says where jobs run; give one of both")
+    engine = engine_of(on)
+    if on is not None and on.partition(":")[0] == "processes":
+        jobs = int(on.partition(":")[2]) if ":" in on else None
+        engine = engine_of(None)
     console = open_console()
     share_gpu()  # before a schedule makes JAX look for devices
-    loaded = studies.read_study(name, part or ())
-    folder = out or pathlib.Path("studies") / slug(loaded.section.name)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    for each in loaded.parts.values():  # the power of the design, before anything runs
-        if power := studies.design(each):
-            say(f"{each.name}: {power}")
-    done = False
-    try:
-        done = studies.carry_out(loaded, folder, jobs, math.inf if hours is None else hours, say)
-    except OSError as error:
-        raise ConfigError("out", str(folder), f"cannot write there ({error.strerror}); name another") from error
-    finally:
-        page = studies.write_page(loaded, folder)
+    with engine() as executor:
+        loaded = studies.read_study(name, part or ())
+        folder = out or pathlib.Path("studies") / slug(loaded.section.name)
+        for each in loaded.parts.values():  # the power of the design, before anything runs
+            if power := studies.design(each):
+                say(f"{each.name}: {power}")
+        done = False
+        try:
+            done = studies.carry_out(loaded, folder, jobs, math.inf if hours is None else hours, say, executor)
+        except OSError as error:
+            raise ConfigError("out", str(folder), f"cannot write there ({error.strerror}); name another") from error
+        finally:
+            page = studies.write_page(loaded, folder)
     for sentence in studies.outcome(loaded, folder):
         say(sentence)
     if page is not None:

@@ -78,13 +78,10 @@ def identity(
         names = ", ".join(jax.tree_util.keystr(at) for at, _ in frozen)
         texts["frozen"] = f"{names} {_hashed(*(leaf for _, leaf in frozen))}"
     texts |= {f"client {name}": text for name, text in zip(census.names, census.digests, strict=False)}
-    files: list[str] = []
-    for name, tree in (("data", None if data is None else data.examples), *held.items()):
-        for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            array, file = np.asarray(leaf), _file_stamp(leaf)
-            content = _hashed(array) if file is None else f"{_sampled(array)} (sampled)"
-            texts[f"{name}{jax.tree_util.keystr(at)}"] = f"{array.dtype}{list(array.shape[1:])} {content}"
-            files += [] if file is None else [file]
+    trees = {"data": None if data is None else data.examples, **held}
+    texts |= contents(trees)
+    leaves = (leaf for tree in trees.values() for leaf in jax.tree.leaves(tree))
+    files = [file for file in map(_file_stamp, leaves) if file is not None]
     texts |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
     texts |= settings_of(hyper)
     for name, part in (("clock", options.clock), ("pace", options.pace)):
@@ -131,6 +128,22 @@ def differences(was: Mapping[str, Unknown], now: Mapping[str, str], same_version
 
 
 # ---- data
+
+
+def contents(trees: Mapping[str, Tree]) -> dict[str, str]:
+    """Name -> type, shape of an example and digest of each array; of memory-mapped arrays, samples are looked at.
+
+    Example:
+        >>> contents({"data": {"x": np.zeros((3, 2))}})
+        {"data['x']": 'float64[2] 17b0761f87b081d5'}
+    """
+    texts = {}
+    for name, tree in trees.items():
+        for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            array = np.asarray(leaf)
+            content = _hashed(array) if _file_stamp(leaf) is None else f"{_sampled(array)} (sampled)"
+            texts[f"{name}{jax.tree_util.keystr(at)}"] = f"{array.dtype}{list(array.shape[1:])} {content}"
+    return texts
 
 
 def _hashed(*arrays: Array) -> str:

@@ -454,7 +454,7 @@ def _jobs(
     return jobs
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """Points and seeds that run side by side, all combinations; ``new``: whether it needs a program of its own."""
 
     points: list[int]
@@ -462,7 +462,34 @@ class _Block(NamedTuple):
     new: bool
 
 
-def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block]:
+def blocks(
+    make: Callable[..., Tree],
+    points: Sequence[Point],
+    task: Task,
+    data: FederatedData,
+    *,
+    seeds: Sequence[int],
+    **options: Unknown,
+) -> list[Block]:
+    """What of a sweep runs side by side on one core; each of these can be a sweep of its own, with the same rows.
+
+    Args:
+        make, task, data, options: as of :func:`sweep`.
+        points: dictionaries.
+        seeds: which; blocks number them.
+
+    Example:
+        >>> import fedax
+        >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
+        >>> points = [{"lr": 0.1}, {"lr": 0.2}]
+        >>> blocks(lambda lr: fedax.create("fedavg", lr=lr), points, task, data, seeds=[0], rounds=4)
+        [Block(points=[0, 1], seeds=[0], new=True)]
+    """
+    jobs = _jobs(make, list(points), list(seeds), task, data, on_one_core(options), {})
+    return _blocks(jobs, len(seeds), None)
+
+
+def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[Block]:
     """Points that differ in numbers only, cut so that they fit; blocks of one group have one form where possible."""
     groups: dict[Tree, list[int]] = {}
     for i, (job, *_) in enumerate(jobs):
@@ -481,7 +508,7 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
         along = _even(seeds, max(1, most // across))
         for first in range(0, len(members), across):
             for start in range(0, seeds, along):
-                block = _Block(members[first : first + across], list(range(seeds))[start : start + along], False)
+                block = Block(members[first : first + across], list(range(seeds))[start : start + along], False)
                 extent = (form, len(block.points), len(block.seeds))
                 blocks.append(block._replace(new=extent not in extents or not alike))
                 extents.add(extent)

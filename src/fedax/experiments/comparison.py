@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,7 @@ def compare(
     baselines: bool | Mapping[str, float] = False,
     out: str | Path | None = None,
     track: Tracker | None = None,
+    executor: Executor | None = None,
     **options: Any,
 ) -> "Comparison":
     """Run several methods on the same problem with the same seeds, and compare them.
@@ -110,6 +112,9 @@ def compare(
         out: run folder, in which all is kept; it has to be new or empty, or hold this same comparison, which then goes
             on where it was stopped. ``None``: a temporary one, which goes when the comparison does.
         track: follows the runs, as TensorBoard, MLflow or Weights & Biases do: see :mod:`fedax.tracking`.
+        executor: of ``concurrent.futures``, such as ``ProcessPoolExecutor()`` or Dask's ``client.get_executor()``: each
+            method with each seed is a job of one core there, and everything that it needs travels with it. Default: all
+            runs in this process.
         **options: as of :func:`fedax.simulate`: ``evaluate_every``, ``guard``, ``until`` (a
             :class:`fedax.Patience`), …, but no seed, callback or checkpoint.
 
@@ -118,6 +123,7 @@ def compare(
 
     Raises:
         ConfigError, DataError: input that cannot be used, before anything runs; a folder that holds something else.
+        ConfigError: with an executor, data of more than 32 MiB; and, after all others are done, jobs that failed.
 
     Example:
         >>> data, task = fedax.data.quadratics(clients=4, dimension=2), fedax.tasks.quadratic(2)
@@ -154,7 +160,9 @@ def compare(
         lambda: run_folder(temporary.path if temporary else Path(str(out)), experiment.config, _NAME)
     )
     with Runs(experiment) if wanted() else contextlib.nullcontext() as watch:
-        record = _run(experiment, folder, watch=watch, checked=checked, track=track, drawn=temporary is None)
+        record = _run(
+            experiment, folder, watch=watch, checked=checked, track=track, drawn=temporary is None, executor=executor
+        )
     return Comparison((record,), temporary, task.entire)
 
 
@@ -482,7 +490,7 @@ def _experiment(
     methods = {label: method for label, (method, _) in named.items()}
     return Experiment(
         config, data, given["val"], given["test"], class_names(data), task, given["work"], given["participation"],
-        methods, options, None, model,
+        methods, options, None, model, configured=False,
     )  # fmt: skip
 
 

@@ -1,12 +1,16 @@
 """Runs an experiment: every method with every seed. The run folder is written while it runs."""
 
 import contextlib
+import dataclasses
 import datetime
 import functools
+import json
+import math
 import platform
 import secrets
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import jax
@@ -27,14 +31,17 @@ from fedax.engine.saved import read_model
 from fedax.engine.sweep import discard_sweep, on_one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
-from fedax.experiments import clients, examples, own, summary, toml, tracked
+from fedax.experiments import clients, cluster, examples, own, summary, toml, tracked
 from fedax.experiments.config.experiment import Experiment, count_parameters, measured_by_client
+from fedax.experiments.config.experiment import columns as columns_of
+from fedax.experiments.defaults import judge
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import (
     ARRIVALS,
     FOLDERS,
     Path,
     Record,
+    append_lines,
     append_metrics,
     begun,
     begun_folder,
@@ -44,6 +51,7 @@ from fedax.experiments.runs import (
     missing_rounds,
     model_path,
     new_folder,
+    order_rows,
     read,
     refuse_links,
     remove_unfinished,
@@ -74,6 +82,7 @@ def execute(
     checked: "Checked | None" = None,
     track: Tracker | None = None,
     drawn: bool = True,
+    executor: Executor | None = None,
     **kept: Any,
 ) -> Record | None:
     """Run an experiment and write its folder; an experiment that was stopped is continued.
@@ -95,6 +104,8 @@ def execute(
             the run continues. Of private runs it gets public columns only. Default: the tracker of the section
             ``track``.
         drawn: whether plots and report are drawn in the end.
+        executor: of ``concurrent.futures``: each run, one method with one seed, is a job of it, on one core. Rows come
+            when a job is over, and jobs have no checkpoints here. Default: all runs in this process.
         kept: arguments of :class:`fedax.Checkpoints`, without the folder. The best model, where it is asked for, is
             written to ``models/<label>-seed<k>-best.safetensors``.
 
@@ -104,6 +115,7 @@ def execute(
     Raises:
         ConfigError, DataError: before anything is written: input that cannot be used; a folder with the run of another
             problem, with a link in it, or with files that no run writes.
+        ConfigError: with an executor, jobs that failed, after all others; or a worker with other data or versions.
     """
     config, writes = experiment.config, jax.process_index() == 0
     by_client = measured_by_client(experiment)
@@ -127,7 +139,8 @@ def execute(
             finished = _finished_runs(folder, experiment, runs, best=kept.get("best") is not None)
     agreed = processes.from_first(np.array([run in finished for run in runs]))
     finished = {run for run, done in zip(runs, agreed, strict=True) if done}
-    batches = _batches(folder, runs, finished, checked.together)
+    together = checked.together if executor is None else dict.fromkeys(checked.together, False)
+    batches = _batches(folder, runs, finished, together)
     finished -= {run for batch in batches for run in batch}
     if about is not None:
         keep_rows(folder, finished)
@@ -172,7 +185,9 @@ def execute(
                 examples.add(experiment, folder, label, seed, run.params)
             discard_sweep(checkpoints) if len(batch) > 1 else discard(checkpoints)
 
-    if experiment.fleet is None:
+    if executor is not None:
+        _run_elsewhere(experiment, batches, folder, executor, logs, watch, compiled, kept.get("best"))
+    elif experiment.fleet is None:
         for batch in batches:
             run_batch(batch, None)
     else:
@@ -265,6 +280,90 @@ def _run_at_nodes(
             for category in (DivergedWarning, BadClientWarning):  # the report shows these
                 warnings.simplefilter("ignore", category)
             side_by_side(fleet.transport, calls)
+
+
+def _run_elsewhere(
+    experiment: Experiment,
+    batches: Sequence[Sequence[tuple[str, int]]],
+    folder: Path,
+    executor: Executor,
+    logs: tracked.Logs,
+    watch: Watch | None,
+    compiled: dict[str, float],
+    best: str | None,
+) -> None:
+    """Run each run as a job of an executor; what comes back is kept at once, and in the order of the runs in the end.
+
+    Seeds that were begun side by side in this process begin anew, each in a job of its own.
+    """
+    jobs = _jobs_elsewhere(experiment, batches, best)
+    failures = cluster.Failures()
+    with cluster.Crew(executor) as crew:
+        for job, _, _ in jobs.values():
+            crew.give(job)
+        while crew.under_way:
+            arrived = crew.wait()
+            assert arrived is not None
+            outcome = arrived[1]
+            job, label, seed = jobs[outcome.key]
+            if outcome.error:
+                failures.found[job.name] = cluster.told(outcome, folder)
+                continue
+            _report_begun(watch, [(label, seed)])
+            rows = outcome.files["metrics.jsonl"]
+            append_lines(folder, rows)
+            with logs.of([(label, seed)]) as end:
+                for line in rows.splitlines():
+                    row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+                    for name in ("label", "method", "seed", "status"):
+                        del row[name]
+                    logs.row(label, seed, row)
+                    if watch is not None:
+                        watch(label, seed, row)
+                summary = json.loads(outcome.files["summary.json"])["methods"][0]
+                end([summary["seeds"][str(seed)]["status"]])
+            compiled[label] += summary["compile_seconds"]
+            for place in ("clients", "examples", "models"):  # a model says that its run is over
+                for name, content in outcome.files.items():
+                    if name.startswith(f"{place}/"):
+                        (folder / place).mkdir(exist_ok=True)
+                        write_atomic(folder / name, content)
+            discard(_checkpoints(folder, [(label, seed)]))
+    for batch in batches:
+        if len(batch) > 1 and not failures.found:
+            discard_sweep(_checkpoints(folder, batch))
+    order_rows(folder, [(label, seed) for label in experiment.methods for seed in experiment.config["run"]["seeds"]])
+    failures.raise_any(len(jobs))
+
+
+def alone(experiment: Experiment, label: str, seed: int) -> Experiment:
+    """The experiment with one method and one seed: what a job of an executor runs."""
+    config = experiment.config
+    run = {**config["run"], "seeds": [seed]}
+    run.pop("baselines", None)  # the submitting side has the runs of all methods
+    if (column := judge(config, columns_of([experiment]))) is not None:
+        run["judge"] = column  # of all methods, and not of this one alone
+    rows = [row for row in config["methods"] if row["label"] == label]
+    methods = {label: experiment.methods[label]}
+    return dataclasses.replace(experiment, config={**config, "run": run, "methods": rows}, methods=methods, track=None)
+
+
+def _jobs_elsewhere(
+    experiment: Experiment, batches: Sequence[Sequence[tuple[str, int]]], best: str | None
+) -> dict[str, tuple[cluster.Job, str, int]]:
+    """The jobs of some runs, by their keys, each with its method and its seed."""
+    content = b"" if experiment.configured else cluster.packed(dataclasses.replace(experiment, track=None))
+    jobs = {}
+    for batch in batches:
+        for label, seed in batch:
+            name = f"{label}, seed {seed}"
+            if experiment.configured:
+                config = alone(experiment, label, seed).config
+                job = cluster.Job.of(name, [config], code=experiment.code, best=best)
+            else:
+                job = cluster.Job(name, content, run=(label, seed), best=best)
+            jobs[job.key] = job, label, seed
+    return jobs
 
 
 def _report_begun(watch: Watch | None, runs: Sequence[tuple[str, int]]) -> None:

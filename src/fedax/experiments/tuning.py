@@ -8,18 +8,20 @@ import contextlib
 import copy
 import json
 import math
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import fedax
 from fedax.columns import better
 from fedax.engine import secret
-from fedax.engine.sweep import discard_sweep
+from fedax.engine.sweep import blocks, discard_sweep
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
-from fedax.experiments import own, sweeps, toml
+from fedax.experiments import cluster, own, sweeps, toml
 from fedax.experiments.config.codec import call, hyperparameters_of
 from fedax.experiments.config.edit import put
 from fedax.experiments.config.experiment import Experiment, build_all, columns
@@ -129,7 +131,12 @@ def plan(
 
 
 def tune(
-    tuning: Tuning, folder: Path, watch: Watch | None = None, drawn: bool = True, **kept: Any
+    tuning: Tuning,
+    folder: Path,
+    watch: Watch | None = None,
+    drawn: bool = True,
+    executor: Executor | None = None,
+    **kept: Any,
 ) -> tuple[Record, dict[str, Any]]:
     """Run a sweep and write its folder, as :func:`fedax.experiments.execute` does, with sweep.json and best.toml.
 
@@ -140,13 +147,16 @@ def tune(
         folder: from :func:`fedax.experiments.new_folder`, or a folder with a sweep of the same configuration.
         watch: called as ``watch(label, point, seed, row)`` with each row of the histories.
         drawn: whether plots and report are drawn in the end.
+        executor: of ``concurrent.futures``: what runs side by side on one core is a job of it, so that rows are those
+            of a sweep on one core. Default: all points in this process.
         kept: arguments of :class:`fedax.Checkpoints`, without the folder.
 
     Returns:
         The run folder as a record, and the content of sweep.json. Only the models of the best points are written.
 
     Raises:
-        ConfigError: the folder has a link in it, or files that no run writes.
+        ConfigError: the folder has a link in it, or files that no run writes; with an executor, jobs that failed, after
+            all others, or a worker with other data or versions.
         CheckpointError: the folder has the sweep of another problem.
     """
     config, results = tuning.config, folder / "sweep.json"
@@ -167,8 +177,9 @@ def tune(
             own.check_same(folder, about.get("code", {}), experiments[0].code.values())
             check_key(folder, experiments[0])
             keep_rows(folder, ())  # the checkpoints have the rows
-        record, content = _tune(tuning, folder, watch, places, drawn, kept)
+        record, content = _tune(tuning, folder, watch, places, drawn, executor, kept)
         write_json(results, content)
+    shutil.rmtree(_delivered(folder), ignore_errors=True)
     for of_label in places.values():
         for place in of_label.values():
             discard_sweep(place)
@@ -183,12 +194,16 @@ def _tune(
     watch: Watch | None,
     places: Mapping[str, Mapping[Seeds, Path]],
     drawn: bool,
+    executor: Executor | None,
     kept: Table,
 ) -> tuple[Record, Table]:
-    """Sweep all methods, one after another; returns the record and the content of sweep.json."""
+    """Sweep all methods, one after another, or as jobs; returns the record and the content of sweep.json."""
     config = tuning.config
-    began, programs, compiled = time.perf_counter(), 0, {}
-    for method in config["methods"]:
+    began, programs = time.perf_counter(), 0
+    compiled: dict[str, float] = {}
+    if executor is not None:
+        programs, compiled = _tune_elsewhere(tuning, folder, watch, executor)
+    for method in config["methods"] if executor is None else ():
         label = method["label"]
         swept = _sweep(tuning, folder, method, watch, places[label], kept)
         programs += sum(sweep.programs for sweep in swept)
@@ -222,6 +237,30 @@ def _sweep(
     """Run one method at all its points: with all seeds at once, or one by one if each has its own split."""
     label = method["label"]
     experiments, points = tuning.experiments[label], tuning.points[label]
+    shared = dict[Any, Any]()
+    last_rounds = [_budget_end(experiment, label, shared) for experiment in experiments]
+
+    def on_row(lane: dict[str, Any], seed: int, row: dict[str, Any]) -> None:
+        point = points[lane["number"]]
+        append_metrics(folder, label, method["name"], seed, row, point, last_rounds[lane["number"]])
+        if watch is not None:
+            watch(label, point, seed, row)
+
+    sweeps_done = []
+    for seeds, place in places.items():
+        if experiments[0].keeps_noise:
+            secret.derive(folder, place, slug(label))
+        with warnings.catch_warnings(), show_progress(False):
+            for category in (DivergedWarning, BadClientWarning):  # the table shows these
+                warnings.simplefilter("ignore", category)
+            checkpoint = fedax.Checkpoints(place, **kept)
+            swept = fedax.sweep(**_arguments(experiments, label, seeds), callback=on_row, checkpoint=checkpoint)
+        sweeps_done.append(swept)
+    return sweeps_done
+
+
+def _arguments(experiments: list[Experiment], label: str, seeds: Seeds) -> dict[str, Any]:
+    """The arguments of :func:`fedax.sweep` for one method at all its points, with seeds that have the same data."""
 
     def make(number: int) -> dict[str, Any]:
         experiment = experiments[number]
@@ -233,38 +272,132 @@ def _sweep(
             **{name: experiment.options[name] for name in _OF_POINT if name in experiment.options},
         }
 
-    shared = dict[Any, Any]()
-    last_rounds = [_budget_end(experiment, label, shared) for experiment in experiments]
+    first, of_points = experiments[0], ("batch_size", *_OF_POINT)
+    data, val, test = first.split(seeds[0])
+    assert isinstance(data, fedax.FederatedData)  # real clients need a fleet
+    return {
+        "make": make,
+        "grid": [{"number": i} for i in range(len(experiments))],
+        "task": first.task,
+        "data": data,
+        "seeds": seeds,
+        "val": val,
+        "test": test,
+        **{name: value for name, value in first.options.items() if name not in of_points},
+    }
 
-    def on_row(lane: dict[str, Any], seed: int, row: dict[str, Any]) -> None:
-        point = points[lane["number"]]
-        append_metrics(folder, label, method["name"], seed, row, point, last_rounds[lane["number"]])
-        if watch is not None:
-            watch(label, point, seed, row)
 
-    sweeps_done, handled_elsewhere = [], ("batch_size", *_OF_POINT)
-    for seeds, place in places.items():
-        if experiments[0].keeps_noise:
-            secret.derive(folder, place, slug(label))
-        data, val, test = experiments[0].split(seeds[0])
-        assert isinstance(data, fedax.FederatedData)  # real clients need a fleet
-        with warnings.catch_warnings(), show_progress(False):
-            for category in (DivergedWarning, BadClientWarning):  # the table shows these
-                warnings.simplefilter("ignore", category)
-            swept = fedax.sweep(
-                make,
-                [{"number": i} for i in range(len(points))],
-                experiments[0].task,
-                data,
-                seeds=seeds,
-                callback=on_row,
-                val=val,
-                test=test,
-                checkpoint=fedax.Checkpoints(place, **kept),
-                **{name: value for name, value in experiments[0].options.items() if name not in handled_elsewhere},
-            )
-        sweeps_done.append(swept)
-    return sweeps_done
+# ---- as jobs of an executor
+
+
+def try_points(experiments: list[Experiment], points: list[Point], folder: Path) -> None:
+    """Try a method at some points, which run side by side; the job of a worker.
+
+    Args:
+        experiments: of each point, with this method only, and with seeds that have the same data.
+        points: as in :class:`Tuning`.
+        folder: empty; it gets ``metrics.jsonl``, the models of all runs, and ``compiled.json``.
+    """
+    (method,) = experiments[0].config["methods"]
+    label, seeds = method["label"], tuple(experiments[0].config["run"]["seeds"])
+    if experiments[0].keeps_noise:
+        secret.root(folder)
+    tuning = Tuning(experiments[0].config, {label: points}, {label: experiments})
+    (swept,) = _sweep(tuning, folder, method, None, {seeds: folder / "checkpoints"}, {})
+    (folder / "models").mkdir()
+    for i, runs in enumerate(swept.runs):
+        for seed, run in zip(seeds, runs, strict=True):
+            run.save(_model_of_job(folder, i, seed))
+    write_json(folder / "compiled.json", sum(run.compile_seconds for runs in swept.runs for run in runs))
+
+
+def _model_of_job(folder: Path, point: int, seed: int) -> Path:
+    return folder / "models" / f"point{point}-seed{seed}.safetensors"
+
+
+def _delivered(folder: Path) -> Path:
+    """Where the results of jobs wait until all are there."""
+    return folder / "checkpoints" / "jobs"
+
+
+class _Part(NamedTuple):
+    """A job of a sweep: a method at some points, by their numbers, with some seeds."""
+
+    job: cluster.Job
+    label: str
+    points: list[int]
+    seeds: list[int]
+
+
+def _tune_elsewhere(
+    tuning: Tuning, folder: Path, watch: Watch | None, executor: Executor
+) -> tuple[int, dict[str, float]]:
+    """Sweep all methods by the jobs of an executor; returns the numbers of programs and seconds of compilation."""
+    parts, programs = _parts(tuning)
+    done = _delivered(folder)
+    left = {part.job.key: part for part in parts if not (done / part.job.key).exists()}
+    failures, number = cluster.Failures(), len(left)
+    try:
+        with cluster.Crew(executor) as crew:
+            for part in left.values():
+                crew.give(part.job)
+            while crew.under_way:
+                arrived = crew.wait()
+                assert arrived is not None
+                job, outcome = arrived
+                if outcome.error:
+                    failures.found[job.name] = cluster.told(outcome, folder)
+                    continue
+                cluster.deliver(outcome, done / job.key)
+                _show_rows(left[job.key].label, done / job.key, watch)
+    finally:  # in the order of the points, whatever came first
+        rows = [done / part.job.key / "metrics.jsonl" for part in parts]
+        write_atomic(folder / "metrics.jsonl", b"".join(path.read_bytes() for path in rows if path.exists()))
+    failures.raise_any(number)
+    compiled = dict.fromkeys(tuning.points, 0.0)
+    for part in parts:
+        compiled[part.label] += json.loads((done / part.job.key / "compiled.json").read_text())
+    record = read(folder)
+    for label, points in tuning.points.items():
+        best = points.index(record.trials(label)[0].point)
+        for part in parts:
+            if part.label == label and best in part.points:
+                for seed in part.seeds:
+                    source = _model_of_job(done / part.job.key, part.points.index(best), seed)
+                    write_atomic(model_path(folder, label, seed), source.read_bytes())
+    return programs, compiled
+
+
+def _parts(tuning: Tuning) -> tuple[list[_Part], int]:
+    """The jobs of a sweep, in the order of their rows, and how many programs they need."""
+    parts, programs = [], 0
+    for label, experiments in tuning.experiments.items():
+        for seeds in _splits(tuning.config):
+            arguments = _arguments(experiments, label, seeds)
+            for block in blocks(points=arguments.pop("grid"), **arguments):
+                chosen = [seeds[k] for k in block.seeds]
+                configs = [
+                    {**config, "run": {**config["run"], "seeds": chosen}}
+                    for config in (experiments[i].config for i in block.points)
+                ]
+                points = [tuning.points[label][i] for i in block.points]
+                name = f"{label} at {sweeps.settings(points[0])}" + f" and {len(points) - 1} more" * (len(points) > 1)
+                name += f", seed {', '.join(map(str, chosen))}"
+                job = cluster.Job.of(name, configs, points, experiments[0].code)
+                parts.append(_Part(job, label, block.points, chosen))
+                programs += block.new
+    return parts, programs
+
+
+def _show_rows(label: str, folder: Path, watch: Watch | None) -> None:
+    for line in (folder / "metrics.jsonl").read_bytes().splitlines() if watch is not None else ():
+        row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+        point: Any = row["point"]
+        seed: Any = row["seed"]
+        for name in ("label", "method", "point", "seed", "status"):
+            del row[name]
+        assert watch is not None
+        watch(label, point, seed, row)
 
 
 def _budget_end(experiment: Experiment, label: str, shared: dict[Any, Any]) -> int | None:

@@ -69,6 +69,7 @@ class Experiment:
         code: the files of the user's own methods and task, by the part of their names before the colon.
         track: the tracker of the runs, see :mod:`fedax.tracking`; ``None``: there is none.
         whole: the clients' examples before the split, where all seeds split the same examples; else ``None``.
+        configured: whether ``config`` makes all of it again, at another machine too.
     """
 
     config: Table
@@ -86,6 +87,7 @@ class Experiment:
     code: dict[str, own.Source] = field(default_factory=dict)
     track: Tracker | None = None
     whole: fedax.FederatedData | None = None
+    configured: bool = True
 
     def problem(self, label: str) -> Table:
         """The table from which a node makes the method of this label, its task and its wire; see :func:`problem_of`."""

@@ -31,6 +31,7 @@ from fedax.experiments.runs.folder import (
     KEY,
     LOCK,
     TRACEBACK,
+    append_lines,
     append_metrics,
     begun,
     begun_folder,
@@ -39,6 +40,7 @@ from fedax.experiments.runs.folder import (
     locked,
     model_path,
     new_folder,
+    order_rows,
     refuse_links,
     remove_unfinished,
     write_json,
@@ -48,7 +50,8 @@ from fedax.experiments.runs.record import MethodRun, Path, Record, Trial
 from fedax.files import slug
 
 __all__ = [
-    "ARRIVALS", "FOLDERS", "KEY", "LOCK", "TRACEBACK", "MethodRun", "Path", "Record", "Trial", "append_metrics",
-    "begun", "begun_folder", "few", "finite", "keep_rows", "locked", "lost", "missing_rounds", "model_path",
-    "new_folder", "read", "refuse_links", "remove_unfinished", "rows_of", "slug", "write_atomic", "write_json",
+    "ARRIVALS", "FOLDERS", "KEY", "LOCK", "TRACEBACK", "MethodRun", "Path", "Record", "Trial", "append_lines",
+    "append_metrics", "begun", "begun_folder", "few", "finite", "keep_rows", "locked", "lost", "missing_rounds",
+    "model_path", "new_folder", "order_rows", "read", "refuse_links", "remove_unfinished", "rows_of", "slug",
+    "write_atomic", "write_json",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import filelock
@@ -228,6 +228,21 @@ def append_metrics(
     line = finite({"label": label, "method": method, **at, "seed": seed, "status": status, **row})
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def append_lines(folder: Path, lines: bytes) -> None:
+    """Add the rows of another run folder to metrics.jsonl."""
+    with open(folder / "metrics.jsonl", "ab") as file:
+        file.write(lines)
+
+
+def order_rows(folder: Path, runs: Sequence[tuple[str, int]]) -> None:
+    """Sort metrics.jsonl by the runs, given by label and seed; the rows of a run keep their order."""
+    lines: dict[tuple[str, int], list[Any]] = {run: [] for run in runs}
+    for _, line in lines_of(folder / "metrics.jsonl"):
+        row = parse_json(line)
+        lines[row["label"], row["seed"]].append(line)
+    write_atomic(folder / "metrics.jsonl", b"".join(line for of_run in lines.values() for line in of_run))
 
 
 def begun(folder: Path) -> dict[str, Any] | None:

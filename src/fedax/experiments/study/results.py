@@ -48,15 +48,35 @@ def keep(folder: Path, job: StudyJob) -> Table:
         line |= {"method": run.method, "seed": run.seed, "status": run.status, "settings": record.config["methods"][0]}
         line["settings"].pop("label")
         line["history"] = {name: short(finite(values)) for name, values in run.history.items()}
-        shared = {name: section for name, section in record.config.items() if name != "methods"}
-        of_one_run = ("made_of", "versions", "device", "id")
-        about = {name: value for name, value in record.about.items() if name not in of_one_run}
-        write_json(folder / "results" / f"{job.part}.json", {"config": shared, "about": about})
+        _keep_shared(folder, job.part, record)
     path = folder / "results" / f"{job.part}.jsonl"
     before = path.read_bytes() if path.exists() else b""
     text = json.dumps(finite(line), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     write_atomic(path, before + text.encode() + b"\n")
     return line
+
+
+def _keep_shared(folder: Path, part: str, record: Record) -> None:
+    """Write what the runs of a part share, as one of them has it."""
+    shared = {name: section for name, section in record.config.items() if name != "methods"}
+    of_one_run = ("made_of", "versions", "device", "id")
+    about = {name: value for name, value in record.about.items() if name not in of_one_run}
+    write_json(folder / "results" / f"{part}.json", {"config": shared, "about": about})
+
+
+def in_order(study: Study, folder: Path) -> None:
+    """Sort the results of each part by method, tuning before runs, and seed, whatever came first."""
+    for name, part in study.parts.items():
+        path = folder / "results" / f"{name}.jsonl"
+        if not path.exists():
+            continue
+        labels = {label: number for number, label in enumerate(part.labels)}
+        lines = [(json.loads(line), line) for line in path.read_bytes().splitlines(keepends=True)]
+        lines.sort(key=lambda pair: (labels.get(pair[0]["label"], -1), "seed" in pair[0], pair[0].get("seed", 0)))
+        write_atomic(path, b"".join(line for _, line in lines))
+        *_, last = [row["key"] for row, _ in lines if "seed" in row] or [""]
+        if last and (run := folder / "jobs" / last / "run").is_dir():
+            _keep_shared(folder, name, read(run))
 
 
 def record_of(study: Study, part: Part, folder: Path) -> Record | None:

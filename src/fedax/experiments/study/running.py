@@ -1,4 +1,4 @@
-"""Runs the jobs of a study as processes, each on one core."""
+"""Runs the jobs of a study: as processes of this machine, each on one core, or by an executor."""
 
 import itertools
 import math
@@ -8,15 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any, NamedTuple, NoReturn
 
 import fedax
 from fedax._start import share_gpu
 from fedax.errors import ConfigError
-from fedax.experiments import toml
+from fedax.experiments import cluster, toml
 from fedax.experiments.runs import Path, locked, write_atomic
 from fedax.experiments.study.parts import Study, StudyJob
-from fedax.experiments.study.results import keep, results_of
+from fedax.experiments.study.results import in_order, keep, results_of
 
 Watch = Callable[[str], None]
 
@@ -30,8 +31,9 @@ def carry_out(
     jobs: int | None = None,
     hours: float = math.inf,
     watch: Watch = lambda text: None,
+    executor: Executor | None = None,
 ) -> bool:
-    """Run all unfinished jobs of a study, ``jobs`` processes at a time, each on one core.
+    """Run all unfinished jobs of a study, each on one core: ``jobs`` processes at a time, or by an executor.
 
     Args:
         study: from :func:`read_study`.
@@ -39,17 +41,29 @@ def carry_out(
         jobs: how many processes; default: one for each core.
         hours: after this time no job begins, and running jobs are stopped, each with a checkpoint.
         watch: called with a sentence about each job that begins or ends.
+        executor: of ``concurrent.futures``, in the place of processes here. Jobs have no checkpoints there: one that is
+            under way when ``hours`` are over begins anew the next time.
 
     Returns:
         Whether all jobs are done.
 
     Raises:
-        ConfigError: jobs failed; it has the last line of each log. All other jobs are done.
+        ConfigError: jobs failed; it has the last line of each log. All other jobs are done. Or a worker of the executor
+            has other data or versions.
     """
     share_gpu()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        return _carry_out(study, folder, jobs, hours, watch)
+        study.results = results_of(folder)
+        (folder / "results").mkdir(exist_ok=True)
+        deadline = time.monotonic() + 3600 * hours
+        if executor is None:
+            failed = _carry_out(study, folder, jobs, deadline, watch)
+        else:
+            failed = _carry_out_elsewhere(study, folder, executor, deadline, watch)
+    if failed:
+        raise ConfigError("study", study.section.name, "; ".join(failed.values()))
+    return not any(True for _ in study.jobs())
 
 
 class _Process(NamedTuple):
@@ -59,12 +73,10 @@ class _Process(NamedTuple):
     began: float
 
 
-def _carry_out(study: Study, folder: Path, jobs: int | None, hours: float, watch: Watch) -> bool:
+def _carry_out(study: Study, folder: Path, jobs: int | None, deadline: float, watch: Watch) -> dict[str, str]:
+    """Run jobs as processes; returns the key of each that failed -> its error."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
     free_cores = [cores[i % len(cores)] for i in range(len(cores) if jobs is None else jobs)]
-    deadline = time.monotonic() + 3600 * hours
-    study.results = results_of(folder)
-    (folder / "results").mkdir(exist_ok=True)
     under_way: dict[str, _Process] = {}
     failed: dict[str, str] = {}
     try:
@@ -89,9 +101,56 @@ def _carry_out(study: Study, folder: Path, jobs: int | None, hours: float, watch
         for running in under_way.values():
             running.process.wait()
             _finish(study, folder, running, failed, watch)
-    if failed:
-        raise ConfigError("study", study.section.name, "; ".join(failed.values()))
-    return not any(True for _ in study.jobs())
+    return failed
+
+
+def _carry_out_elsewhere(
+    study: Study, folder: Path, executor: Executor, deadline: float, watch: Watch
+) -> dict[str, str]:
+    """Run jobs by an executor; returns the key of each that failed -> its error."""
+    given: dict[str, StudyJob] = {}  # key of the job that travels -> job
+    known: set[str] = set()
+    failed: dict[str, str] = {}
+    try:
+        with cluster.Crew(executor) as crew:
+            choice_made = True
+            while time.monotonic() < deadline:
+                for job in study.jobs() if choice_made else ():  # only choices make more jobs possible
+                    if job.key not in known:
+                        known.add(job.key)
+                        travels = cluster.Job.of(job.name, [job.config])
+                        given[travels.key] = job
+                        crew.give(travels)
+                if not crew.under_way:
+                    break
+                arrived = crew.wait(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+                if arrived is None:
+                    break
+                outcome = arrived[1]
+                job = given[outcome.key]
+                choice_made = job.seed is None
+                _take(study, folder, job, outcome, failed, watch)
+    finally:
+        in_order(study, folder)
+    return failed
+
+
+def _take(
+    study: Study, folder: Path, job: StudyJob, outcome: cluster.Outcome, failed: dict[str, str], watch: Watch
+) -> None:
+    """Store the results of a job that an executor has done, or its error."""
+    place, seconds = folder / "jobs" / job.key, f"{outcome.seconds:.0f} s at {outcome.host}"
+    if outcome.error:
+        place.mkdir(parents=True, exist_ok=True)
+        write_atomic(place / "log.txt", outcome.log or outcome.error)
+        failed[job.key] = f"{job.name}: {outcome.error} ({place / 'log.txt'})"
+        watch(f"{job.name} failed: {outcome.error}")
+        return
+    cluster.deliver(outcome, place / "run")
+    write_atomic(place / "job.toml", toml.dumps(job.config))
+    write_atomic(place / "seconds.txt", f"{outcome.seconds:.1f}")
+    study.results[job.key] = keep(folder, job)
+    watch(f"{job.name} took {seconds}")
 
 
 def _finish(study: Study, folder: Path, ended: _Process, failed: dict[str, str], watch: Watch) -> None:
