@@ -163,7 +163,8 @@ def toy() -> None:
         losses = [f"{np.mean(each):.3f} ± {np.std(each, ddof=1):.3f}" for each in (ends[0], early)]
         return f"| {name} | {lr:g}, {server_lr:g} | {losses[0]} | {100 * ends[1].mean():.1f} % | {losses[1]} |"
 
-    head = "| the server | inner and outer lr | loss after 8,000 steps | accuracy | loss after 1,990 s |\n|---|---|---|---|---|"
+    head = "| the server | inner and outer lr | loss after 8,000 steps | accuracy | loss after 1,990 s |"
+    head += "\n|---|---|---|---|---|"
     print(head)
     for name in OUTER:
         tried = runs(name, {"lr": INNER_LR, "server_lr": OUTER_LR}, [1000, 1001])
