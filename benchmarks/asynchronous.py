@@ -116,8 +116,10 @@ OUTER = {  # momentum, ``every``, the pace
     "does not wait, Nesterov on the mean of four": (0.9, 1, fedax.Async(WORKERS, WORKERS, grace=0.5, start="idle")),
     "does not wait, delayed Nesterov": (0.9, WORKERS, NOT_AWAITED),
 }
-INNER_LR, OUTER_LR = [2e-4, 6e-4, 2e-3], [0.022, 0.07, 0.22, 0.7, 2.2]
+GRID = {"lr": [2e-3, 6e-3, 2e-2], "server_lr": [0.07, 0.22, 0.7]}  # it grows while the best is at an edge
+GROWTH = 10**0.5
 PRINTED = {"waits, Nesterov": 0.7, "does not wait, Nesterov": 0.07 / WORKERS**0.5}  # it divides updates by the root
+PRINTED_INNER = 2e-4
 ANSWERS = 400  # of all workers together, 8,000 local steps
 
 
@@ -132,30 +134,28 @@ def mixture(points: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def toy() -> None:
-    data = fedax.FederatedData(mixture(65_536, 1), [65_536 // WORKERS] * WORKERS)
+    data = fedax.FederatedData(mixture(32_768, 1), [32_768 // WORKERS] * WORKERS)
     val, test = mixture(8192, 2), mixture(8192, 3)
     task, clock = fedax.tasks.mlp(FEATURES, CLASSES, hidden=(128,)), fedax.Clock(step=SECONDS)
 
-    def runs(name: str, grid: dict[str, list[float]], seeds: list[int]) -> fedax.Sweep:
+    def runs(name: str, grid: dict[str, list[float]], seeds: list[int], often: int = 1) -> fedax.Sweep:
         beta, every, pace = OUTER[name]
         rounds = ANSWERS // WORKERS if pace is None or pace.buffer == WORKERS else ANSWERS
 
         def make(lr: float, server_lr: float) -> fedax.Algorithm:
             adam = fedax.Optax(optax.adamw, learning_rate=lr, weight_decay=1e-3)
-            return fedax.create(
-                "delayed-nesterov", solver=adam, server_lr=server_lr, server_momentum=beta, every=every
-            )
+            return fedax.create("delayed-nesterov", solver=adam, server_lr=server_lr, server_momentum=beta, every=every)
 
         options = {} if pace is None else {"pace": pace}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fedax.DivergedWarning)
             return fedax.sweep(
                 make, grid, task, data, rounds=rounds, work=fedax.Steps(LOCAL), batch_size=32, clock=clock, seeds=seeds,
-                val=val, test=test, evaluate_every=rounds // 10, **options,
+                val=val, test=test, evaluate_every=rounds // often, **options,
             )  # fmt: skip
 
     def row(name: str, lr: float, server_lr: float) -> str:
-        (five,) = runs(name, {"lr": [lr], "server_lr": [server_lr]}, [*range(5)]).runs
+        (five,) = runs(name, {"lr": [lr], "server_lr": [server_lr]}, [*range(5)], often=10).runs
         history = [run.history for run in five]
         seconds = ANSWERS * LOCAL / sum(1 / second for second in SECONDS)  # in which those that do not wait are done
         early = [h["test_loss"][np.searchsorted(h["time"], 1.05 * seconds) - 1] for h in history]
@@ -163,15 +163,29 @@ def toy() -> None:
         losses = [f"{np.mean(each):.3f} ± {np.std(each, ddof=1):.3f}" for each in (ends[0], early)]
         return f"| {name} | {lr:g}, {server_lr:g} | {losses[0]} | {100 * ends[1].mean():.1f} % | {losses[1]} |"
 
+    def best(name: str) -> dict[str, float]:
+        grid, table = GRID, []
+        while grid:
+            table += runs(name, grid, [1000, 1001]).table("val_loss")
+            table.sort(key=lambda row: (row["failed"] > 0, row["mean"]))
+            grid = {}
+            for axis in GRID:
+                values, chosen = sorted({row[axis] for row in table}), table[0][axis]
+                if chosen in (values[0], values[-1]):
+                    beyond = chosen * GROWTH if chosen == values[-1] else chosen / GROWTH
+                    others = {other: sorted({row[other] for row in table}) for other in GRID}
+                    grid = others | {axis: [float(f"{beyond:.2g}")]}
+                    break
+        return {axis: table[0][axis] for axis in GRID}
+
     head = "| the server | inner and outer lr | loss after 8,000 steps | accuracy | loss after 1,990 s |"
     head += "\n|---|---|---|---|---|"
     print(head)
     for name in OUTER:
-        tried = runs(name, {"lr": INNER_LR, "server_lr": OUTER_LR}, [1000, 1001])
-        print(row(name, **tried.best("val_loss")), flush=True)
+        print(row(name, **best(name)), flush=True)
     print(f"\n{head}")
     for name, server_lr in PRINTED.items():
-        print(row(name, INNER_LR[0], server_lr), flush=True)
+        print(row(name, PRINTED_INNER, server_lr), flush=True)
 
 
 if __name__ == "__main__":

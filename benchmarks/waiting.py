@@ -39,6 +39,7 @@ FAMILIES = {
     "deadline": ["FedAvg, deadline", "FedNova, deadline", "SCAFFOLD, deadline"],
     "does not wait": ["FedBuff", "FedBuff, all under way", "FedBuff, corrected", "CA2FL", "ACE"],
 }
+RIVALS = {"a synchronous one": ["waits", "deadline"], "waiting": ["waits"], "a deadline": ["deadline"]}
 FURTHER = ["FedAvg, 5 of 20", "AREA", "FADAS", "FedAsync", "Ringmaster", "Delayed Nesterov"]  # on one clock only
 _ENDED = ("finished", "worse")
 
@@ -179,11 +180,11 @@ class Outcome(NamedTuple):
     end: tuple[float, float, float]  # of the test loss: how much higher without waiting, and the interval
 
 
-def outcomes(cells: Sequence[Cell]) -> list[Outcome]:
-    """All problems and clocks."""
+def outcomes(cells: Sequence[Cell], rival: str = "a synchronous one") -> list[Outcome]:
+    """All problems and clocks, against the best of the rival's families."""
     rows = []
     for methods in places(cells).values():
-        waits, free = chosen(methods, "waits", "deadline"), chosen(methods, "does not wait")
+        waits, free = chosen(methods, *RIVALS[rival]), chosen(methods, "does not wait")
         times = {target: ratio(free.times[target], waits.times[target]) for target in TARGETS}
         gaps = free.ends - waits.ends
         end = (float(gaps.mean()), *interval(gaps)) if np.isfinite(gaps).all() else (math.nan,) * 3
@@ -202,40 +203,48 @@ def _ratio_text(row: Outcome, target: str) -> str:
     return f"{mean:.2f} ({low:.2f} to {high:.2f})"
 
 
-def main_table(rows: Sequence[Outcome]) -> list[str]:
+def main_table(cells: Sequence[Cell]) -> list[str]:
     """A line for each problem and clock."""
-    lines = ["| clock | problem | synchronous | not waiting | time to 90 % | time to 99 % | test loss at the end |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for row in rows:
+    head = ["clock", "problem", "synchronous", "not waiting", "time to 90 %", "time to 99 %", "test loss at the end"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in outcomes(cells):
         mean, low, high = row.end
         end = "–" if math.isnan(mean) else f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
-        cells = [CLOCKS[row.free.clock], f"`{row.free.problem}`", row.waits.method, row.free.method]
-        cells += [_ratio_text(row, target) for target in TARGETS]
-        lines.append(f"| {' | '.join([*cells, end])} |")
+        texts = [CLOCKS[row.free.clock], f"`{row.free.problem}`", row.waits.method, row.free.method]
+        texts += [_ratio_text(row, target) for target in TARGETS]
+        lines.append(f"| {' | '.join([*texts, end])} |")
     return lines
 
 
-def summary(rows: Sequence[Outcome]) -> list[str]:
-    """A line for each clock: how often which is faster, and which ends lower."""
-    head = "| clock | target | not waiting is faster | tie | waiting is faster | not all seeds reach it |"
-    lines = [f"{head} time, geometric mean |", "|---|---|---|---|---|---|---|"]
+def summary(cells: Sequence[Cell]) -> list[str]:
+    """How often which is faster, and which ends lower: a line for each clock, rival and measure."""
+    lines = ["| clock | not waiting against | measure | not waiting | tie | the other | open | time, geometric mean |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
     for clock in CLOCKS:
-        here = [row for row in rows if row.free.clock == clock]
-        for target, share in TARGETS.items():
-            known = [row.times[target] for row in here if not math.isnan(row.times[target][0])]
-            told = [verdict(math.log(low), math.log(high)) for _, low, high in known]
-            counts = [told.count(name) for name in ("not waiting", "tie", "waiting")]
-            text = "–"
-            if len(known) > 1:
-                logs = np.log([mean for mean, _, _ in known])
-                low, high = interval(logs)
-                text = f"{math.exp(logs.mean()):.2f} ({math.exp(low):.2f} to {math.exp(high):.2f})"
-            cells = [CLOCKS[clock], f"{share:.0%}".replace("%", " %"), *map(str, [*counts, len(here) - len(known)])]
-            lines.append(f"| {' | '.join([*cells, text])} |")
-        ends = [verdict(low, high) for _, low, high in (row.end for row in here)]
-        counts = [ends.count(name) for name in ("not waiting", "tie", "waiting")]
-        lines.append(f"| {CLOCKS[clock]} | lower test loss at the end | {' | '.join(map(str, counts))} | – | – |")
+        for rival in RIVALS:
+            here = [row for row in outcomes(cells, rival) if row.free.clock == clock]
+            for target, share in TARGETS.items():
+                known = [row.times[target] for row in here if not math.isnan(row.times[target][0])]
+                told = [verdict(math.log(low), math.log(high)) for _, low, high in known]
+                text = _mean_ratio([mean for mean, _, _ in known])
+                lines.append(_counts(clock, rival, f"time to {100 * share:.0f} %", told, len(here), text))
+            ends = [verdict(*row.end[1:]) for row in here if not math.isnan(row.end[0])]
+            lines.append(_counts(clock, rival, "test loss at the end", ends, len(here), "–"))
     return lines
+
+
+def _counts(clock: str, rival: str, measure: str, told: Sequence[str], of: int, text: str) -> str:
+    counts = [told.count(name) for name in ("not waiting", "tie", "waiting")]
+    cells = [CLOCKS[clock], rival, measure, *map(str, [*counts, of - len(told)]), text]
+    return f"| {' | '.join(cells)} |"
+
+
+def _mean_ratio(ratios: Sequence[float]) -> str:
+    if len(ratios) < 2:
+        return "–"
+    logs = np.log(ratios)
+    low, high = interval(logs)
+    return f"{math.exp(logs.mean()):.2f} ({math.exp(low):.2f} to {math.exp(high):.2f})"
 
 
 def methods_table(cells: Sequence[Cell]) -> list[str]:
@@ -379,10 +388,9 @@ def kept() -> tuple[list[Cell], list[Table]]:
 
 def written(text: str, cells: Sequence[Cell], about: Sequence[Table]) -> str:
     """The page with its generated parts."""
-    rows = outcomes(cells)
     parts = {
-        "clocks": summary(rows),
-        "outcomes": main_table(rows),
+        "clocks": summary(cells),
+        "outcomes": main_table(cells),
         "methods": methods_table(cells),
         "objective": objective_table(cells, about),
         "buffers": buffer_table(cells),
