@@ -1,20 +1,25 @@
-"""Servers that do not wait: where they end on quadratics, and how fast they are.
+"""Servers that do not wait: where they end on quadratics, how fast they are, and momentum that adds up late updates.
 
     python benchmarks/asynchronous.py objective     # the table of docs/asynchronous.md, minutes
     python benchmarks/asynchronous.py work          # the table of random work there, minutes
     python benchmarks/asynchronous.py speed          # rounds a second beside synchronous ones, in turn
+    python benchmarks/asynchronous.py toy            # the last tables of docs/study/time.md, ten minutes
 
 ``objective``: 20 clients with F_i(x) = ½‖x − c_i‖², of which the slow ones have other centres; FedAvg with one full
 gradient a client, float64, small steps. Distances of the mean model of the second half of a run from the optimum of F.
+
+``toy``: the toy of google-deepmind/asyncdiloco (Liu et al. 2024), from its description, with fewer features and units.
 """
 
 import dataclasses
 import statistics
 import sys
 import time
+import warnings
 
 import jax
 import numpy as np
+import optax
 
 import fedax
 
@@ -127,5 +132,88 @@ def speed() -> None:
             print(f"{case}, {name}: {rounds / median:.0f} rounds a second, {median / base:.2f} × the synchronous time")
 
 
+FEATURES, CLASSES, CLUSTERS, WORKERS, LOCAL = 128, 4, 8, 4, 20
+SECONDS = [0.58, 0.75, 1.51, 3.33]  # of a local step of each worker
+AWAITED, NOT_AWAITED = None, fedax.Async(WORKERS, grace=0.5, start="idle")
+OUTER = {  # momentum, ``every``, the pace
+    "waits, no momentum": (0.0, 1, AWAITED),
+    "waits, Nesterov": (0.9, 1, AWAITED),
+    "does not wait, no momentum": (0.0, 1, NOT_AWAITED),
+    "does not wait, Nesterov": (0.9, 1, NOT_AWAITED),
+    "does not wait, Nesterov on the mean of four": (0.9, 1, fedax.Async(WORKERS, WORKERS, grace=0.5, start="idle")),
+    "does not wait, delayed Nesterov": (0.9, WORKERS, NOT_AWAITED),
+}
+GRID = {"lr": [2e-3, 6e-3, 2e-2], "server_lr": [0.07, 0.22, 0.7]}  # it grows while the best is at an edge
+GROWTH = 10**0.5
+PRINTED = {"waits, Nesterov": 0.7, "does not wait, Nesterov": 0.07 / WORKERS**0.5}  # it divides updates by the root
+PRINTED_INNER = 2e-4
+ANSWERS = 400  # of all workers together, 8,000 local steps
+
+
+def mixture(points: int, seed: int) -> dict[str, np.ndarray]:
+    """Gaussians of width 0.5 around 32 directions; each class has eight of them."""
+    directions = np.random.default_rng(0).normal(size=(CLASSES * CLUSTERS, FEATURES))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    rng = np.random.default_rng(seed)
+    which = rng.integers(0, len(directions), points)
+    x = directions[which] + 0.5 * rng.normal(size=(points, FEATURES))
+    return {"x": x.astype(np.float32), "y": which // CLUSTERS}
+
+
+def toy() -> None:
+    data = fedax.FederatedData(mixture(32_768, 1), [32_768 // WORKERS] * WORKERS)
+    val, test = mixture(8192, 2), mixture(8192, 3)
+    task, clock = fedax.tasks.mlp(FEATURES, CLASSES, hidden=(128,)), fedax.Clock(step=SECONDS)
+
+    def runs(name: str, grid: dict[str, list[float]], seeds: list[int], often: int = 1) -> fedax.Sweep:
+        beta, every, pace = OUTER[name]
+        rounds = ANSWERS // WORKERS if pace is None or pace.buffer == WORKERS else ANSWERS
+
+        def make(lr: float, server_lr: float) -> fedax.Algorithm:
+            adam = fedax.Optax(optax.adamw, learning_rate=lr, weight_decay=1e-3)
+            return fedax.create("delayed-nesterov", solver=adam, server_lr=server_lr, server_momentum=beta, every=every)
+
+        options = {} if pace is None else {"pace": pace}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fedax.DivergedWarning)
+            return fedax.sweep(
+                make, grid, task, data, rounds=rounds, work=fedax.Steps(LOCAL), batch_size=32, clock=clock, seeds=seeds,
+                val=val, test=test, evaluate_every=rounds // often, **options,
+            )  # fmt: skip
+
+    def row(name: str, lr: float, server_lr: float) -> str:
+        (five,) = runs(name, {"lr": [lr], "server_lr": [server_lr]}, [*range(5)], often=10).runs
+        history = [run.history for run in five]
+        seconds = ANSWERS * LOCAL / sum(1 / second for second in SECONDS)  # in which those that do not wait are done
+        early = [h["test_loss"][np.searchsorted(h["time"], 1.05 * seconds) - 1] for h in history]
+        ends = [np.array([h[name][-1] for h in history]) for name in ("test_loss", "test_accuracy")]
+        losses = [f"{np.mean(each):.3f} ± {np.std(each, ddof=1):.3f}" for each in (ends[0], early)]
+        return f"| {name} | {lr:g}, {server_lr:g} | {losses[0]} | {100 * ends[1].mean():.1f} % | {losses[1]} |"
+
+    def best(name: str) -> dict[str, float]:
+        grid, table = GRID, []
+        while grid:
+            table += runs(name, grid, [1000, 1001]).table("val_loss")
+            table.sort(key=lambda row: (row["failed"] > 0, row["mean"]))
+            grid = {}
+            for axis in GRID:
+                values, chosen = sorted({row[axis] for row in table}), table[0][axis]
+                if chosen in (values[0], values[-1]):
+                    beyond = chosen * GROWTH if chosen == values[-1] else chosen / GROWTH
+                    others = {other: sorted({row[other] for row in table}) for other in GRID}
+                    grid = others | {axis: [float(f"{beyond:.2g}")]}
+                    break
+        return {axis: table[0][axis] for axis in GRID}
+
+    head = "| the server | inner and outer lr | loss after 8,000 steps | accuracy | loss after 1,990 s |"
+    head += "\n|---|---|---|---|---|"
+    print(head)
+    for name in OUTER:
+        print(row(name, **best(name)), flush=True)
+    print(f"\n{head}")
+    for name, server_lr in PRINTED.items():
+        print(row(name, PRINTED_INNER, server_lr), flush=True)
+
+
 if __name__ == "__main__":
-    {"objective": objective, "work": work, "speed": speed}[sys.argv[1]]()
+    {"objective": objective, "work": work, "speed": speed, "toy": toy}[sys.argv[1]]()

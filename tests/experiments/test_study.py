@@ -565,7 +565,8 @@ def test_a_record_names_the_devices_of_all_its_runs(made, tmp_path):
 def test_a_job_that_fails_is_told_and_does_not_stop_the_others(made, tmp_path, monkeypatch):
     study = made(PART + 'set = {"run.seeds" = [3]}\n')
 
-    def start(folder, job, core):
+    def start(folder, jobs, core):
+        (job,) = jobs
         (folder / "jobs" / job.key).mkdir(parents=True)
         (folder / "jobs" / job.key / "log.txt").write_text("Traceback\ntoo many clients\n")
         return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(job.label == 'fedavg')})"])
@@ -576,3 +577,41 @@ def test_a_job_that_fails_is_told_and_does_not_stop_the_others(made, tmp_path, m
     with pytest.raises(ConfigError, match=r"one: fedavg, seed 3: too many clients \(.*log\.txt\)"):
         carry_out(study, tmp_path / "out", jobs=1)
     assert kept == ["fedavg-m"]
+
+
+def together(made, tmp_path, number):
+    study = made(PART + 'set = {"run.seeds" = [3, 4]}\n')
+    return studies.Study(study.section.model_copy(update={"together": number}), study.parts)
+
+
+def test_small_jobs_are_done_by_one_process(made, tmp_path):
+    lines, apart = [], []
+    assert carry_out(together(made, tmp_path, 4), tmp_path / "one", jobs=1, watch=lines.append)
+    assert [line.split(" took")[0] for line in lines] == ["one: fedavg, seed 3, and 3 more begins", lines[0][:-7]]
+    assert carry_out(together(made, tmp_path, 1), tmp_path / "each", jobs=1, watch=apart.append)
+    assert len(apart) == 8
+    one, each = results_of(tmp_path / "one"), results_of(tmp_path / "each")
+    assert one.keys() == each.keys()
+    for key, line in one.items():
+        columns = [name for name in line["history"] if name != "seconds"]
+        assert [line["history"][name] for name in columns] == [each[key]["history"][name] for name in columns]
+
+
+def test_jobs_beside_one_that_fails_are_done(made, tmp_path, monkeypatch):
+    study, started, kept = together(made, tmp_path, 4), [], []
+
+    def start(folder, jobs, core):
+        started.append([f"{job.label} {job.seed}" for job in jobs])
+        for job in jobs:
+            (folder / "jobs" / job.key).mkdir(parents=True, exist_ok=True)
+        (folder / "jobs" / jobs[0].key / "log.txt").write_text("too many clients\n")
+        if len(jobs) == 4:
+            (folder / "jobs" / jobs[0].key / "done").write_text("")
+        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(len(jobs) == 4)})"])
+
+    monkeypatch.setattr(running, "_start", start)
+    monkeypatch.setattr(running, "keep", lambda folder, job: kept.append(f"{job.label} {job.seed}"))
+    with pytest.raises(ConfigError, match=r"one: fedavg-m, seed 3: too many clients \(.*log\.txt\)"):
+        carry_out(study, tmp_path / "out", jobs=1)
+    assert started == [["fedavg 3", "fedavg-m 3", "fedavg 4", "fedavg-m 4"], ["fedavg 4", "fedavg-m 4"]]
+    assert kept == ["fedavg 3", "fedavg 4", "fedavg-m 4"]

@@ -1,8 +1,12 @@
-"""The process of one job: its folder and its core are the arguments."""
+"""The process of some jobs, one after another: its core and their folders are the arguments."""
 
 import pathlib
 import sys
+import time
 
 from fedax.experiments.study.running import work
 
-work(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
+began = 0.0
+for place in sys.argv[2:]:
+    work(pathlib.Path(place), int(sys.argv[1]), began)
+    began = time.process_time()

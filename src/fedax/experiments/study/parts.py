@@ -67,6 +67,7 @@ class StudySection(Section):
 
     name: str
     title: str = ""
+    together: Count = 1  # so many jobs are one process, one after another: small ones share compiled programs
     parts: list[PartSection] = pydantic.Field(min_length=1)
 
 

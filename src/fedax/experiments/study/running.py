@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,6 +22,7 @@ from fedax.experiments.study.results import in_order, keep, results_of
 Watch = Callable[[str], None]
 
 _POLL = 0.2  # seconds
+_DONE = "done"  # a file in the folder of a job that is over
 _STOPPED = 143  # the exit code of a job that SIGTERM has stopped, with a checkpoint
 
 
@@ -67,7 +68,7 @@ def carry_out(
 
 
 class _Process(NamedTuple):
-    job: StudyJob
+    jobs: list[StudyJob]
     process: "subprocess.Popen[bytes]"
     core: int
     began: float
@@ -77,28 +78,31 @@ def _carry_out(study: Study, folder: Path, jobs: int | None, deadline: float, wa
     """Run jobs as processes; returns the key of each that failed -> its error."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
     free_cores = [cores[i % len(cores)] for i in range(len(cores) if jobs is None else jobs)]
-    under_way: dict[str, _Process] = {}
+    under_way: list[_Process] = []
     failed: dict[str, str] = {}
     try:
         while time.monotonic() < deadline:
             if free_cores:
-                left = (job for job in study.jobs() if job.key not in under_way and job.key not in failed)
-                for job in itertools.islice(left, len(free_cores)):
-                    core = free_cores.pop(0)
-                    under_way[job.key] = _Process(job, _start(folder, job, core), core, time.monotonic())
-                    watch(f"{job.name} begins")
+                busy = {job.key for running in under_way for job in running.jobs} | failed.keys()
+                left = (job for job in study.jobs() if job.key not in busy)
+                todo = [*itertools.islice(left, study.section.together * len(free_cores))]
+                share = math.ceil(len(todo) / len(free_cores))
+                while todo:
+                    core, some, todo = free_cores.pop(0), todo[:share], todo[share:]
+                    under_way.append(_Process(some, _start(folder, some, core), core, time.monotonic()))
+                    watch(f"{_named(some)} begins")
             if not under_way:
                 break
-            while all(running.process.poll() is None for running in under_way.values()) and time.monotonic() < deadline:
+            while all(running.process.poll() is None for running in under_way) and time.monotonic() < deadline:
                 time.sleep(_POLL)
-            for running in [running for running in under_way.values() if running.process.poll() is not None]:
-                del under_way[running.job.key]
+            for running in [running for running in under_way if running.process.poll() is not None]:
+                under_way.remove(running)
                 free_cores.append(running.core)
                 _finish(study, folder, running, failed, watch)
     finally:
-        for running in under_way.values():
+        for running in under_way:
             running.process.terminate()
-        for running in under_way.values():
+        for running in under_way:
             running.process.wait()
             _finish(study, folder, running, failed, watch)
     return failed
@@ -153,30 +157,38 @@ def _take(
     watch(f"{job.name} took {seconds}")
 
 
+def _named(jobs: Sequence[StudyJob]) -> str:
+    return jobs[0].name if len(jobs) == 1 else f"{jobs[0].name}, and {len(jobs) - 1} more"
+
+
 def _finish(study: Study, folder: Path, ended: _Process, failed: dict[str, str], watch: Watch) -> None:
     """Store the results of a process that has ended, or its error."""
-    job, code, seconds = ended.job, ended.process.returncode, time.monotonic() - ended.began
-    if code == 0:
+    code, seconds, name = ended.process.returncode, time.monotonic() - ended.began, _named(ended.jobs)
+    done = [job for job in ended.jobs if code == 0 or (folder / "jobs" / job.key / _DONE).exists()]
+    for job in done:
         study.results[job.key] = keep(folder, job)
-        watch(f"{job.name} took {seconds:.0f} s")
+    if len(done) == len(ended.jobs):
+        watch(f"{name} took {seconds:.0f} s")
     elif code in (_STOPPED, -signal.SIGTERM):
-        watch(f"{job.name} stopped after {seconds:.0f} s")
+        watch(f"{name} stopped after {seconds:.0f} s")
     else:
-        log = folder / "jobs" / job.key / "log.txt"
+        job = next(job for job in ended.jobs if job not in done)
+        log = folder / "jobs" / ended.jobs[0].key / "log.txt"
         said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last_line = said[-1] if said else f"it ended with exit code {code} and no word"  # killed, or the disk is full
         failed[job.key] = f"{job.name}: {last_line} ({log})"
         watch(f"{job.name} failed after {seconds:.0f} s: {last_line}")
 
 
-def _start(folder: Path, job: StudyJob, core: int) -> "subprocess.Popen[bytes]":
-    place = folder / "jobs" / job.key
-    place.mkdir(parents=True, exist_ok=True)
-    write_atomic(place / "job.toml", toml.dumps(job.config))
-    log = (place / "log.txt").open("ab")
+def _start(folder: Path, jobs: Sequence[StudyJob], core: int) -> "subprocess.Popen[bytes]":
+    places = [folder / "jobs" / job.key for job in jobs]
+    for job, place in zip(jobs, places, strict=True):
+        place.mkdir(parents=True, exist_ok=True)
+        write_atomic(place / "job.toml", toml.dumps(job.config))
+    log = (places[0] / "log.txt").open("ab")
     with log:
         return subprocess.Popen(
-            [sys.executable, "-m", __package__, str(place), str(core)],
+            [sys.executable, "-m", __package__, str(core), *map(str, places)],
             stdout=log,
             stderr=log,
             env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
@@ -189,8 +201,8 @@ def _stop(signum: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def work(place: Path, core: int) -> None:
-    """Run a job in this process."""
+def work(place: Path, core: int, began: float = 0.0) -> None:
+    """Run a job in this process, which had taken ``began`` seconds of its core before it."""
     from fedax.experiments import build, execute, new_folder, plan, tune
 
     signal.signal(signal.SIGTERM, _stop)
@@ -212,4 +224,5 @@ def work(place: Path, core: int) -> None:
     finally:  # CPU seconds, with those before an interruption
         spent = place / "seconds.txt"
         before = float(spent.read_text()) if spent.exists() else 0.0
-        write_atomic(spent, f"{before + time.process_time():.1f}")
+        write_atomic(spent, f"{before + time.process_time() - began:.1f}")
+    write_atomic(place / _DONE, "")
