@@ -90,7 +90,7 @@ def work() -> None:
             continue
         given = {"work": fedax.RandomSteps(5, 4, 1, 9), "clock": clock, "pace": pace}
         run = fedax.simulate(
-            method, task, data, rounds=ROUNDS, params=star, test=some, evaluate_every=20, **given
+            method, task, data, rounds=ROUNDS // 5, params=star, test=some, evaluate_every=20, **given
         )  # fmt: skip
         half = len(run.history["round"]) // 2
         x = np.array([run.history[f"test_x{k}"][half:].mean() for k in range(D)])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedax
+from fedax.engine.arrivals import LongRun
 from fedax.theory import weighted_optimum
 
 N, D = 12, 3
@@ -76,6 +77,27 @@ def test_corrected_weights_bring_it_back(which):
     assert found.chi_square < 1e-12
     wrong = np.linalg.norm(end(PACES[which], 0.004, 6000) - STAR)
     assert np.linalg.norm(end(pace, 0.004, 6000) - STAR) < max(0.04, 0.1 * wrong)
+
+
+def test_chance_is_taken_out_of_the_shares_of_a_long_run():
+    rng, n = np.random.default_rng(0), 50
+    p = rng.dirichlet(np.full(n, 20.0))
+
+    def apart(chances):
+        """χ² to p as counted and as told, and of what is told to the truth."""
+        clients = rng.choice(n, size=(5000, 2), p=chances)
+        told = LongRun(clients, p[clients], p).shares(p[clients])
+        counted = np.bincount(clients.ravel(), p[clients].ravel(), n)
+        truth = chances * p / np.sum(chances * p)
+        assert told.sum() == pytest.approx(1)
+        return [np.sum((q - to) ** 2 / p) for q, to in ((counted / counted.sum(), p), (told, p), (told, truth))]
+
+    alike = apart(np.full(n, 1 / n))
+    assert 3e-3 < alike[0] < 8e-3 and alike[1] < 0.2 * alike[0]
+    biased = apart(np.geomspace(1, 3, n) / np.geomspace(1, 3, n).sum())
+    assert 0.08 < biased[1] < biased[0] and biased[2] < 0.01
+    never = LongRun(np.array([[0, 0]] * 20), np.ones((20, 2)), np.array([0.5, 0.5])).shares(np.ones((20, 2)))
+    assert never.tolist() == [1.0, 0.0]
 
 
 def test_bad_input():

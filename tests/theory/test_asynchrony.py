@@ -111,9 +111,7 @@ def test_speed_costs_little_unless_it_goes_with_the_data():
 HALF = fedax.Async(5, 2, fedax.PolynomialStaleness(0.5), start="idle")
 
 
-@pytest.mark.parametrize(
-    "name, pace", [("fedavg", ALL), ("fedavg", HALF), ("fednova", HALF), ("scaffold", HALF), ("ringmaster", HALF)]
-)
+@pytest.mark.parametrize("name, pace", [("fedavg", ALL), ("fedavg", HALF), ("scaffold", HALF)])
 def test_equal_speeds_cost_nothing(name, pace):
     diagnosis = found(name, pace, seconds=1.0)
     assert diagnosis.points[-1].inconsistency_cost < 1e-3 * diagnosis.gained
@@ -136,7 +134,7 @@ HYPER = {
 KNOWN = always(
     ["fedavg", "fednova", "fedbuff", "ca2fl", "ace", "area", "ringmaster", "scaffold", "feddyn", "fedasync",
      "feddualavg", "delayed-nesterov", "slowmo"],
-    "fednova", "fedbuff", "ca2fl", "scaffold",
+    "fednova", "ca2fl",
 )  # fmt: skip
 
 
