@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from fedax.experiments.cluster import Crew, Job, Outcome, crew, deliver, jobs
+from fedax.experiments.cluster import Crew, Job, Outcome, crew, deliver, engine, jobs
 
 BYTES = 100_000  # that come back, as of a run with a small model
 
@@ -31,8 +31,10 @@ def measure(number: int, address: str | None) -> tuple[float, float, float]:
             deliver(nothing(job), pathlib.Path(place, "here", job.key))
         here = time.perf_counter() - began
         cluster = distributed.LocalCluster(3, threads_per_worker=1, dashboard_address=None) if address is None else None
-        with distributed.Client(cluster or address) as client, Crew(client.get_executor(pure=False)) as hands:
+        at = address or cluster.scheduler_address
+        with distributed.Client(at, set_as_default=False) as client:
             client.run(nothing, made[0])  # workers import fedax before the clock runs
+        with engine(f"dask:{at}")() as executor, Crew(executor) as hands:
             began, spent = time.perf_counter(), time.process_time()
             for job in made:
                 hands.give(job)

@@ -317,6 +317,11 @@ def test_asynchronous(reader):
     assert np.linalg.norm(names["predicted"] - np.asarray(names["run"].params)) < 0.2
 
 
+def test_clusters(reader):
+    reader.read("clusters")
+    assert [run.status for run in read("runs/digits").runs] == ["finished"]
+
+
 def test_deploy(reader):
     tables("readmitted")
     reader.read("deploy")

@@ -322,9 +322,9 @@ def test_dask_takes_jobs(tmp_path):
 
     with (
         distributed.LocalCluster(1, processes=False, threads_per_worker=2, dashboard_address=None) as here,
-        distributed.Client(here, set_as_default=False) as client,
+        engines.engine(f"dask:{here.scheduler_address}")() as executor,
     ):
-        quadratics(executor=client.get_executor(pure=False), out=tmp_path / "dask")
+        quadratics(executor=executor, out=tmp_path / "dask")
     with ThreadPoolExecutor(1) as pool:
         quadratics(executor=pool, out=tmp_path / "pool")
     assert rows(tmp_path / "dask") == rows(tmp_path / "pool")

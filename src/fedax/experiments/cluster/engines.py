@@ -88,7 +88,26 @@ def _dask(on: str, address: str) -> Iterator[Executor]:
     except (OSError, ValueError, TimeoutError) as error:
         raise ConfigError("on", on, f"no scheduler answers there ({one_line(str(error), 200)})") from None
     with client:
-        yield client.get_executor(pure=False)
+        yield _Dask(client)
+
+
+class _Dask(Executor):
+    """As ``client.get_executor()``, but results leave the workers' memory as soon as they are here."""
+
+    def __init__(self, client: Any):
+        self._client = client
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        there = self._client.submit(fn, *args, **kwargs, pure=False)
+        future: Future[Any] = Future()
+
+        def arrived(there: Any) -> None:
+            _settle(future, there.result)
+            there.release()
+
+        there.add_done_callback(arrived)
+        future.add_done_callback(lambda future: there.cancel() if future.cancelled() else None)
+        return future
 
 
 # ---- Ray
@@ -209,8 +228,10 @@ def _settle(future: Future[Any], result: Callable[[], Any]) -> None:
     with contextlib.suppress(InvalidStateError):  # it was cancelled
         try:
             future.set_result(result())
-        except Exception as error:
-            future.set_exception(error)
+        except InvalidStateError:
+            raise
+        except BaseException as error:  # asyncio's CancelledError is no Exception
+            future.set_exception(error if isinstance(error, Exception) else ProcessError(repr(error)))
 
 
 # ---- processes of this machine
