@@ -130,11 +130,19 @@ def test_a_run_whose_server_and_nodes_are_killed_goes_on(name, tmp_path, monkeyp
     method, pace, options = CASES[name]
     method, options = fedax.create(method, lr=LR), options | {"pace": pace, "evaluate_every": 3}
     at = transport(method, monkeypatch, **options)
-    for kill in (2, 9, 25):  # at so many messages
-        spied = itertools.count()
+    begin, begun = paced.Paced._begin, []
 
-        def spy(number: int, message: Any, answer: Any, kill: int = kill, spied: Any = spied) -> Any:
-            if next(spied) == kill:
+    def noted(self: paced.Paced, state: Any, index: int) -> None:
+        if self._newest is None:
+            begun.append((index, int((state.box["groups"] >= 0).sum())))
+        begin(self, state, index)
+
+    monkeypatch.setattr(paced.Paced, "_begin", noted)
+    for kill in (0, 2, 5, 8):  # at the first message after so many steps
+
+        def spy(number: int, message: Any, answer: Any, kill: int = kill) -> Any:
+            steps = [int(path.name[6:15]) for path in tmp_path.glob("round-*")]
+            if message.head["kind"] in ("exchange", "evaluate") and max(steps, default=0) >= kill:
                 raise _Killed
             return answer
 
@@ -150,7 +158,8 @@ def test_a_run_whose_server_and_nodes_are_killed_goes_on(name, tmp_path, monkeyp
     alike(got, replayed(method, tmp_path, **options))
     rows = (tmp_path / "arrivals.csv").read_text().splitlines()[1:]
     assert len({row.split(",")[0] for row in rows}) == len(rows) >= ROUNDS * pace.buffer
-    assert {row.split(",")[2] for row in rows} >= {"0", "5", "9"}
+    assert [index for index, _ in begun] == sorted(index for index, _ in begun) and begun[-1][0] >= 8
+    assert max(groups for _, groups in begun) >= 2  # clients were under way with several older models
 
 
 def test_a_node_that_goes_away_is_late(tmp_path, monkeypatch):
@@ -176,9 +185,6 @@ def test_no_answer_at_all_is_an_error(tmp_path, monkeypatch):
     at.away = lambda number: at.now > 1.0
     with pytest.raises(fedax.NodeError, match=r"no node answered in 2 s, in step \d+, of clients .*; --resume"):
         run(method, at, tmp_path, pace=UNIFORM, timeout=2.0, rounds=100, evaluate_every=100)
-    at.away = lambda number: False
-    got = run(method, at, tmp_path, pace=UNIFORM, rounds=100, evaluate_every=100)
-    alike(got, replayed(method, tmp_path, pace=UNIFORM, rounds=100, evaluate_every=100))
 
 
 def test_evaluations_do_not_hold_the_server_up(tmp_path, monkeypatch):
@@ -190,3 +196,43 @@ def test_evaluations_do_not_hold_the_server_up(tmp_path, monkeypatch):
     )
     alike(often, replayed(method, tmp_path / "5", pace=IDLE, evaluate_every=5, rounds=40))
     assert often.history["time"][-1] < 2 * seldom.history["time"][-1]
+
+
+def test_what_cannot_be_is_refused_before_nodes_are_asked(monkeypatch):
+    method = fedax.create("fedavg", lr=LR)
+    at = transport(method, monkeypatch)
+    monkeypatch.setattr(at, "talk", None)
+    corrected = dataclasses.replace(IDLE, weights="corrected")
+    for pace, more, text in (
+        (corrected, {}, "nobody knows beforehand how often each will answer: take a method that remembers"),
+        (IDLE, {"secure": fedax.SecureSum(clip=1.0)}, "it sums a cohort"),
+        (IDLE, {"participation": fedax.Uniform(2)}, "clients start as the pace says"),
+        (fedax.Async(9, start="idle"), {}, "at most all 5 clients are under way"),
+    ):
+        with pytest.raises(fedax.ConfigError, match=text):
+            here.trained(method, TASK, DATA, at, pace=pace, **OPTIONS | more)
+    mime = fedax.create("mime", lr=LR)
+    with pytest.raises(fedax.ConfigError, match="has several exchanges a round"):
+        here.trained(mime, TASK, DATA, at, pace=IDLE, **OPTIONS)
+
+
+def test_arrivals_that_are_lost_or_changed(tmp_path):
+    path, names = tmp_path / "arrivals.csv", ["a", 'b, "c"']
+    trace = paced.Trace(path, names)
+    assert trace.restore((0, 0)) == []
+    for number, client in ((1, 1), (0, 0), (2, 1)):
+        trace.add(number, client, 0, 0.25, number + 0.5)
+    place = trace.place
+    trace.write()
+    trace.add(3, 0, 1, 2.0, 0.5)  # after the checkpoint
+    trace.write()
+    again = paced.Trace(path, names)
+    assert again.restore(place) == [(1, 1.75), (0, 0.75), (2, 2.75)] and len(path.read_text().splitlines()) == 4
+    clock = fedax.Clock.from_csv(path)
+    assert clock.latency.clients == {1: names[1], 0: "a", 2: names[1]}
+    path.write_text(path.read_text().replace("0.25", "0.26"))
+    with pytest.raises(fedax.CheckpointError, match="not the run's first 3 answers"):
+        again.restore(place)
+    path.unlink()
+    with pytest.raises(fedax.CheckpointError, match="cannot be read"):
+        again.restore(place)

@@ -13,6 +13,7 @@ import pytest
 from fedax.columns import COSTS, EXCLUSIONS, TIME, TRAFFIC
 from fedax.contract.vector import Vector
 from fedax.data import FederatedData, from_csv, split
+from fedax.engine.places import paced
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message
 from fedax.engine.places.policy import Policy
@@ -23,7 +24,7 @@ from fedax.experiments.config.experiment import Experiment, problem_of
 from fedax.experiments.defaults import usual_task
 from fedax.experiments.runs import Record
 from fedax.federation.census import Census
-from tests.engine.here import Here
+from tests.engine.here import Here, Timed
 
 SIZES = {"north": 61, "south": 50, "south-2": 38, "Süd 1": 70, "south.b": 33}
 NODES = (("south", "Süd 1"), ("north",), ("south.b", "south-2"))
@@ -266,3 +267,22 @@ def test_clients_are_dealt_alone_as_among_all(stratify: bool) -> None:
     for places in ([0], [0, -1]):
         with pytest.raises(ConfigError, match="places"):
             split(some, places=places)
+
+
+def test_a_server_that_does_not_wait_and_the_simulation_of_its_arrivals(tables, tmp_path, monkeypatch):
+    """Over the lanes of an experiment, with a split that clients have dealt and names with a space."""
+    config = config_of(tables) | {"pace": {"concurrency": 4, "buffer": 2, "start": "idle"}}
+    config["run"] = {"rounds": 6, "batch_size": 8, "seeds": [0, 1]}
+    config["methods"] = [{"name": "ca2fl", "lr": 0.1}]
+    at = Timed(sites(tables, tmp_path / "sites").sites, lambda number, message: {7: 1.0, 8: 0.1, 9: 0.13}[number])
+    monkeypatch.setattr(paced, "_now", lambda: at.now)
+    real = ran(at_nodes(config, at), tmp_path / "real")
+    _, run = real.runs
+    given = config | {"clock": {"trace": str(real.folder / "arrivals" / "ca2fl-seed1.csv")}}
+    (same,) = ran(build(given | {"run": config["run"] | {"seeds": [1]}}), tmp_path / "replayed").runs
+    assert run.history["staleness_max"][-1] >= 1
+    for name in same.history.keys() - {"seconds", "local_steps", "gradients"}:
+        np.testing.assert_allclose(run.history[name], same.history[name], 1e-5, 1e-5, err_msg=name)
+    (real.folder / "arrivals" / "link.csv").symlink_to(tables / "transform.json")
+    with pytest.raises(ConfigError, match="this is a link"):
+        execute(at_nodes(config, at), real.folder, drawn=False)

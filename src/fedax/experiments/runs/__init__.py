@@ -11,6 +11,7 @@
 | models/ | the final models, ``<label>-seed<k>.safetensors``; if asked for, the best ones, ``…-best.safetensors`` |
 | clients/ | if clients hold examples out: figures of each client, a table for each run, ``<label>-seed<k>.csv`` |
 | baselines/ | if asked for: the same tables for the baselines ``local-only`` and ``pooled`` |
+| arrivals/ | at nodes, if the server does not wait: all answers and when they came, ``<label>-seed<k>.csv`` |
 | summary.json | status and final figures of every method |
 | diagnosis.json | after ``fedax diagnose``: the measurements of :mod:`fedax.experiments.diagnosis` |
 | sweep.json | of a sweep: the figures of every point |
