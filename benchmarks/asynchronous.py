@@ -12,7 +12,6 @@ gradient a client, float64, small steps. Distances of the mean model of the seco
 """
 
 import dataclasses
-import statistics
 import sys
 import time
 import warnings
@@ -100,15 +99,21 @@ def work() -> None:
 
 
 def speed() -> None:
+    for width, shorter in ((10, 1), (100, 8)):
+        beside_synchronous(width, shorter)
+
+
+def beside_synchronous(width: int, shorter: int) -> None:
+    """Rounds of K = ``width`` answers; the times of M = 10 K beside those of synchronous ones, in turn."""
     rng = np.random.default_rng(0)
-    clients, features, width = 1000, 200, 10
+    clients, features = 100 * width, 200
     examples = {"x": rng.normal(size=(clients * 30, features)).astype(np.float32)}
     examples["y"] = rng.integers(0, 10, clients * 30)
     data = fedax.FederatedData(examples, [30] * clients)
     clock = fedax.Clock(step=rng.lognormal(0, 1, clients))
     cases = {
-        "softmax": (fedax.tasks.softmax_regression(features, 10), 3000),
-        "mlp": (fedax.tasks.mlp(features, 10, hidden=(128,)), 600),
+        "softmax": (fedax.tasks.softmax_regression(features, 10), 3000 // shorter),
+        "mlp": (fedax.tasks.mlp(features, 10, hidden=(128,)), 600 // shorter),
     }
     runs = {
         "synchronous": {"participation": fedax.Uniform(width)},
@@ -117,19 +122,23 @@ def speed() -> None:
         "idle ones, M = 10 K": {"pace": fedax.Async(10 * width, width, start="idle"), "clock": clock},
     }
     for case, (task, rounds) in cases.items():
-        seconds: dict[str, list[float]] = {name: [] for name in runs}
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
         for _ in range(6):
             for name, options in runs.items():
-                began = time.perf_counter()
+                began = time.perf_counter(), time.process_time()
                 fedax.simulate(
                     fedax.create("fedavg", lr=0.01), task, data, rounds=rounds, work=fedax.Steps(5), batch_size=10,
                     evaluate_every=rounds, **options,
                 )  # fmt: skip
-                seconds[name].append(time.perf_counter() - began)
-        base = statistics.median(seconds["synchronous"][1:])
-        for name, taken in seconds.items():
-            median = statistics.median(taken[1:])  # the first compiles
-            print(f"{case}, {name}: {rounds / median:.0f} rounds a second, {median / base:.2f} × the synchronous time")
+                taken[name].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+        median = {name: np.median(each[1:], axis=0) for name, each in taken.items()}  # the first compiles
+        for name, (seconds, work) in median.items():
+            wall, cpu = median[name] / median["synchronous"]
+            print(
+                f"K = {width}, {case}, {name}: {rounds / seconds:.0f} rounds a second, {wall:.2f} × the synchronous "
+                f"time, {cpu:.2f} × its {1000 * work / cpu / rounds:.3f} ms of the processor's",
+                flush=True,
+            )
 
 
 FEATURES, CLASSES, CLUSTERS, WORKERS, LOCAL = 128, 4, 8, 4, 20

@@ -280,8 +280,51 @@ def test_clients_that_manage_no_step_are_left_out_counted_and_named(tmp_path):
         fedax.simulate(method, TASK, DATA, clock=CLOCK, checkpoint=tmp_path, **options | {"work": fedax.Deadline(6.0)})
 
 
-def test_each_seed_of_a_sweep_has_its_own_speeds_and_deadlines():
-    clock = fedax.Clock(step=fedax.Lognormal(1.0, 1.0))
+def test_a_deadline_is_judged_by_the_draw_of_the_round(tmp_path):
+    """Speeds and latencies are other ones in each round; who manages no step is late in it alone."""
+    clock = fedax.Clock(
+        step=fedax.Lognormal(1.0, 0.7, anew=True), up=UP, latency=fedax.UniformBetween(0.1, 2.5, anew=True), server=0.75
+    )
+    options = {"rounds": 9, "batch_size": 2, "evaluate_every": 1, "seed": 3}
+    options |= {"work": fedax.Deadline(3.0), "participation": fedax.Uniform(3)}
+    method = fedax.create("fedavg", lr=0.01)
+    run = fedax.simulate(method, TASK, DATA, clock=clock, **options)
+    job = make_job(method, TASK, DATA, **options | {"work": fedax.Steps(1)})
+    bound = clock.bind(job.census, 3)
+    counts, expected, steps = np.zeros(5, int), [0.0], [0]
+    for index in range(9):
+        ids = np.asarray(drawn(job, index)[0].ids)
+        fixed, step = bound.durations(index, ids, 0, MODEL, MODEL), bound.of("step", index, ids)
+        taken = np.floor((3.0 - fixed) / step).astype(int).clip(min=0)
+        lasting = np.where(taken > 0, fixed + taken * step, 0).max()
+        counts[ids] += taken == 0
+        expected.append(expected[-1] + (max(lasting, 3.0) if (taken == 0).any() else lasting) + 0.75)
+        steps.append(steps[-1] + taken.sum())
+    np.testing.assert_allclose(run.history["time"], expected, rtol=1e-13)
+    assert run.history["local_steps"].tolist() == steps
+    assert 0 < counts.sum() == run.history["left_out"][-1] and 0 < sum(counts > 0) < sum(counts) < 27
+    assert run.left_out == {int(i): int(n) for i, n in enumerate(counts) if n}
+    kept = fedax.Checkpoints(tmp_path, rounds=1)
+
+    def kill(row):
+        if row["round"] == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fedax.simulate(method, TASK, DATA, clock=clock, callback=kill, checkpoint=kept, **options)
+    with pytest.raises(fedax.CheckpointError, match=r"work\.rounds was 9, is 12"):
+        fedax.simulate(method, TASK, DATA, clock=clock, checkpoint=kept, **options | {"rounds": 12})
+    again = fedax.simulate(method, TASK, DATA, clock=clock, checkpoint=kept, **options)
+    np.testing.assert_array_equal(again.params["w"], run.params["w"])
+    assert again.left_out == run.left_out and again.history["time"].tolist() == run.history["time"].tolist()
+    way_out = "without rounds there is no draw of a round"
+    with pytest.raises(fedax.ConfigError, match=way_out):
+        fedax.simulate(method, TASK, DATA, clock=clock, pace=fedax.Async(2), rounds=2, work=fedax.Deadline(3.0))
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_each_seed_of_a_sweep_has_its_own_speeds_and_deadlines(anew):
+    clock = fedax.Clock(step=fedax.Lognormal(1.0, 1.0, anew=anew))
     options = {"rounds": 3, "batch_size": 2, "work": fedax.Deadline(2.0), "clock": clock}
     found = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.01, 0.02]}, TASK, DATA, seeds=2, **options)
     for point, runs in zip(found.points, found.runs, strict=True):
@@ -297,8 +340,8 @@ def test_each_seed_of_a_sweep_has_its_own_speeds_and_deadlines():
     [
         (DEADLINE, None, "fedavg", "give local steps a second"),
         (DEADLINE, fedax.Clock(), "fedavg", "a local step takes no time by the clock"),
-        (DEADLINE, fedax.Clock(step=fedax.Exponential(1.0, anew=True)), "fedavg", "draws anew in each round"),
-        (DEADLINE, fedax.Clock(step=1.0, available={"0": [[0, 9]]}), "fedavg", "has periods"),
+        (DEADLINE, fedax.Clock(step=fedax.Lognormal(99.0, 0.1, anew=True)), "fedavg", "no client would finish a step"),
+        (DEADLINE, fedax.Clock(step=1.0, available={"0": [[0, 9]]}), "fedavg", "a clock with periods does not tell"),
         (DEADLINE, fedax.Clock(step=9.0), "fedavg", "no client would finish a step"),
         (DEADLINE, fedax.Clock(step=1e-12), "fedavg", "takes at most"),
         (DEADLINE, CLOCK, "bvr-l-sgd", "not all clients do the same"),

@@ -46,7 +46,7 @@ from fedax.errors import ConfigError
 from fedax.federation.census import Census
 from fedax.federation.clock import BoundClock
 from fedax.federation.participation import Full, WithoutLate
-from fedax.federation.work import Deadline, GeometricSteps, Steps
+from fedax.federation.work import Deadline, GeometricSteps, Steps, StepsByRound
 from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.task import Task, check_params
@@ -102,7 +102,7 @@ class Job(NamedTuple):
         ledger: what the run spends of privacy; ``None``: uploads are not private.
         pacing: how it is paced; ``None``: the server waits for all clients of a round.
         clock: how long clients take, of this run; ``None``: no time is counted.
-        late: with a deadline by the clock [N], who misses it in every round; else ``None``.
+        late: with a deadline by the clock who misses it, [N] in every round or [R, N] in each; else ``None``.
         deadline: that deadline, seconds.
         spent: whether ``rounds`` are all that the budget of privacy allows, and more were asked for.
     """
@@ -329,17 +329,24 @@ def _with_deadline(
     first = make_job(algorithm, task, data, shared=shared, **options | {"work": GeometricSteps(1.0)})
     assert first.clock is not None
     sizes = first.census.sizes
-    steps = steps_within(float(work.time), first.clock, first.forms[1], sizes, first.plan.batch_size)
-    late = steps < 1
-    known: dict[str, Unknown] = {"work": Steps(np.maximum(steps, 1))}
     waits = options.get("pace") is None
+    rounds = first.rounds if waits and first.clock.anew else None
+    steps = steps_within(float(work.time), first.clock, first.forms[1], sizes, first.plan.batch_size, rounds)
+    late, taken = steps < 1, np.maximum(steps, 1)
+    parts: dict[str, Unknown] = {"work": Steps(taken) if rounds is None else StepsByRound(taken)}
     if late.any() and not waits:
         way_out = f"client {np.argmax(late)} manages no step, and without rounds nobody can miss one: give more time"
         raise ConfigError("work.time", work.time, way_out)
     if late.any():
-        known["participation"] = WithoutLate(options.get("participation") or Full(), late)
-    job = make_job(algorithm, task, data, shared=shared, **options | known)
-    settings = functools.cache(lambda: job.settings() | {"work": "Deadline", "work.time": str(work.time)})
+        parts["participation"] = WithoutLate(options.get("participation") or Full(), late)
+    job = make_job(algorithm, task, data, shared=shared, **options | parts)
+    known = {"work": "Deadline", "work.time": str(work.time)}
+    if rounds is not None:  # the steps of all of them are known beforehand, and with them the largest, K
+        known["work.rounds"] = str(rounds)
+    tables = ("work.table", "work.index")
+    settings = functools.cache(
+        lambda: {name: job.settings()[name] for name in job.settings() if name not in tables} | known
+    )
     return job._replace(settings=settings, late=late if waits else None, deadline=float(work.time))
 
 

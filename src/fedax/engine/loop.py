@@ -287,7 +287,7 @@ def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: Plan) ->
     clients = placed(fed, ids, weights, usual, plan)
     if plan.steps is None:
         known = jnp.minimum(clients.ids, plan.num_clients - 1)
-        steps = draw_steps(hyper.work, key, known, clients.sizes, plan.batch_size)
+        steps = draw_steps(hyper.work.at(index), key, known, clients.sizes, plan.batch_size)
         steps = jnp.where(clients.present, steps, 0)
         order = jnp.argsort(-steps)  # a chunk of neighbours waits little for its slowest client
         clients = Clients(*(leaf[order] for leaf in clients._replace(steps=steps)))

@@ -177,7 +177,7 @@ class Timetable:
         schedule, width, n = self.schedule, self.pace.buffer, len(self._p)
         for job in [job for job in self._at if schedule.dropped.get(job, number) < number] if schedule.dropped else []:
             heapq.heappush(self._free, self._at.pop(job)[0])
-        jobs, ids = starts.jobs, [schedule.clients[job] for job in starts.jobs]
+        jobs, ids = [*starts.jobs], [schedule.clients[job] for job in starts.jobs]
         steps = [self._steps(client, number) for client in ids]
         if len({*steps}) > 1:  # a chunk of neighbours waits little for its slowest client
             order = sorted(range(len(jobs)), key=lambda at: -steps[at])

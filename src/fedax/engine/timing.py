@@ -26,7 +26,7 @@ from fedax.engine.places.device import first_state
 from fedax.engine.plan import Plan
 from fedax.errors import ConfigError
 from fedax.federation.clock import BoundClock
-from fedax.federation.participation import Full, WithoutLate
+from fedax.federation.participation import Full, WithoutLate, is_late
 from fedax.programs import compiled
 from fedax.wire.privacy import Private
 
@@ -81,10 +81,12 @@ class _Block(NamedTuple):
 
     Attributes:
         ids: [rounds, S] who is asked; N at an empty place.
+        late: [rounds, S] who of them is late.
         seconds: of each exchange, [rounds, S] how long the work of each client takes; 0 of who is not asked.
     """
 
     ids: np.ndarray
+    late: np.ndarray
     seconds: list[np.ndarray]
 
 
@@ -121,11 +123,11 @@ class _Stage:
 
     def missed(self, start: int, stop: int) -> np.ndarray:
         """As :meth:`RoundTimes.missed`."""
-        found = np.zeros(len(self._late) + 1, int)
+        found = np.zeros(self._job.plan.num_clients, int)
         if self._late.any():
             for block in self._blocks(start, stop):
-                found += np.bincount(block.ids.ravel(), minlength=len(found))
-        return found[:-1] * self._late
+                found += np.bincount(block.ids[block.late], minlength=len(found))
+        return found
 
     def _blocks(self, start: int, stop: int) -> Iterator[_Block]:
         """Rounds start … stop − 1, some at a time."""
@@ -135,17 +137,17 @@ class _Stage:
             if self._block is None or not (self._same or self._block[0] == first):
                 self._block = first, self._drawn(np.arange(first, first + self._rounds, dtype=np.int32))
             rows = slice(start - first, end - first)
-            yield _Block(self._block[1].ids[rows], [each[rows] for each in self._block[1].seconds])
+            ids, late, seconds = self._block[1]
+            yield _Block(ids[rows], late[rows], [each[rows] for each in seconds])
             start = end
 
     def _over(self, time: float, block: _Block) -> float:
         """When some rounds are over; one after the other, whichever are drawn together."""
-        (ids, seconds), server = block, self._clock.server
+        (ids, late, seconds), server = block, self._clock.server
         if self._clock.periods is None:
             slowest = [each.max(axis=1) for each in seconds]
             if self._late.any():
-                missing = (ids < len(self._late)) & self._late[np.minimum(ids, len(self._late) - 1)]
-                slowest.append(np.where(missing.any(axis=1), np.maximum(self._job.deadline - sum(slowest), 0), 0.0))
+                slowest.append(np.where(late.any(axis=1), np.maximum(self._job.deadline - sum(slowest), 0), 0.0))
             lasting = np.stack([*slowest, np.full(len(ids), server)], axis=1)
             return float(np.cumsum([time, *lasting.ravel()])[-1])
         for row, cohort in enumerate(ids):
@@ -172,6 +174,8 @@ class _Stage:
             given = (self._hyper, self._fed, self._job.key, indices)
             ids, steps, at = jax.tree.map(np.asarray, _cohorts(*given, one=one, stage=self._stage, plan=plan))
         there, known = ids < plan.num_clients, np.minimum(ids, plan.num_clients - 1)
+        rounds = np.minimum(indices, len(self._late) - 1)[:, None]
+        late = there & is_late(self._late, rounds, known)
         numbers = indices[:, None] if self._stage == "exchanges" else np.int64(-1)
         counts = None if self._counts is None else self._counts.of(indices, known, steps)
         seconds = []
@@ -183,8 +187,8 @@ class _Stage:
                 assert counts is not None
                 gradients = counts[number]
             lasting = self._clock.durations(numbers, known, gradients, form.down, form.up)
-            seconds.append(np.where(asked & ~self._late[known], lasting, 0.0))
-        return _Block(ids, seconds)
+            seconds.append(np.where(asked & ~late, lasting, 0.0))
+        return _Block(ids, late, seconds)
 
 
 @compiled(static=["one", "plan", "stage"])

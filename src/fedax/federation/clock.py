@@ -462,7 +462,8 @@ def _one_uniform(seed: int, *which: int) -> np.ndarray:
     for number in which:
         bits ^= _mixed_number(number & _BITS)
         bits = _mixed_number(bits)
-    return np.float64(((bits >> 12) + 0.5) * 2.0**-52)
+    found: np.ndarray = np.asarray(((bits >> 12) + 0.5) * 2.0**-52)[()]
+    return found
 
 
 def _mixed_number(bits: int) -> int:

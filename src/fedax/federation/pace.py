@@ -161,6 +161,7 @@ class Schedule:
         self._idle = list(range(num_clients)) if self._from_idle else []
         self._back: list[int] = []  # who has answered, and is idle when all answers of the instant are taken
         self._answers = 0
+        self._dealt = 0  # how many of the shuffled clients were drawn
         self._deal()
         self._start(pace.concurrency, 0.0)
 

@@ -625,11 +625,11 @@ class Dropout(Participation):
 
 
 class WithoutLate(Participation):
-    """Clients that are drawn, without those that are late in every round; their weights grow as for a guard's.
+    """Clients that are drawn, without those that are late; the others' weights grow as for a guard.
 
     Args:
         of: who is drawn.
-        late: [N] whether a client is late.
+        late: whether a client is late, [N] in every round, or [R, N] in each.
     """
 
     may_fail: ClassVar[bool] = True
@@ -649,7 +649,7 @@ class WithoutLate(Participation):
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         drawn, n = self.of.draw(key, weights, index), weights.shape[0]
         here = drawn.ids < n
-        kept = here & ~jnp.asarray(self.late)[jnp.minimum(drawn.ids, n - 1)]
+        kept = here & ~is_late(jnp.asarray(self.late), index, jnp.minimum(drawn.ids, n - 1))
         return _reduced(drawn, kept, here, n, self.counts)
 
     def places(self, num_clients: int) -> int:
@@ -657,6 +657,11 @@ class WithoutLate(Participation):
 
     def validate(self, num_clients: int, rounds: int) -> None:
         self.of.validate(num_clients, rounds)
+
+
+def is_late(late: Any, index: Any, ids: Any) -> Any:
+    """Whether clients are late in a round, by an array as of :class:`WithoutLate`."""
+    return late[ids] if late.ndim == 1 else late[index, ids]
 
 
 def weight_growth(weights: Any, kept: Any, present: Any, counts: bool) -> Any:

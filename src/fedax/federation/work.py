@@ -55,6 +55,10 @@ class Work(Settings):
         """Whether minibatches run through permutations of the data, instead of being drawn independently."""
         return False
 
+    def at(self, index: Any) -> "Work":
+        """The work of round ``index``, where that is known beforehand."""
+        return self
+
     def validate(self, sizes: np.ndarray) -> None:
         """Raise :class:`fedax.errors.ConfigError` where this does not fit clients of these ``sizes``."""
 
@@ -272,12 +276,38 @@ class GeometricSteps(Work):
         return np.full(len(sizes), self.mean)
 
 
+class StepsByRound(Work):
+    """τ_i of each round; where the round is not known, of any one of them.
+
+    Args:
+        table: [R, N] whole numbers ≥ 1.
+        index: of the round, 0 … R − 1; ``None``: not known.
+    """
+
+    table: Any
+    index: Any = None
+
+    def at(self, index: Any) -> "StepsByRound":
+        return StepsByRound(self.table, index)
+
+    def draw(self, key: Any, ids: Any, sizes: Any, batch_size: int | None) -> jax.Array:
+        row = jax.random.randint(key, (), 0, len(self.table)) if self.index is None else self.index
+        return jnp.asarray(self.table)[row, ids]
+
+    def largest(self, sizes: np.ndarray, batch_size: int | None) -> int:
+        return int(np.max(self.table))
+
+    def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
+        usual: np.ndarray = np.mean(self.table, axis=0)
+        return usual
+
+
 class Deadline(Work):
     """τ_i = ⌊time · speed_i⌋: every client works until the round's time is up.
 
     Without ``speed`` the run's :class:`fedax.Clock` tells how many steps each client manages beside its latency and its
-    transfers. Clients that manage none are late in every round that draws them: they are left out, and the weights of
-    the others grow as for clients that a :class:`fedax.Guard` leaves out.
+    transfers: in all rounds, or of a clock that draws anew in each. Clients that manage none are late where they are
+    drawn: they are left out, and the weights of the others grow as for clients that a :class:`fedax.Guard` leaves out.
 
     Args:
         time: length of a round in seconds, > 0.
