@@ -77,8 +77,9 @@ def rounds(piece: Piece, repeats: int) -> Piece:
 
     import fedax
     from fedax.engine import drive
+    from fedax.engine.memory import ClientMemory
 
-    drive.time = types.SimpleNamespace(perf_counter=time.process_time)  # "seconds" of a history are then of the CPU
+    setattr(drive, "time", types.SimpleNamespace(perf_counter=time.process_time))  # noqa: B010  "seconds" are the CPU's
     clients, cohort, parameters = piece["clients"], piece["cohort"], piece["parameters"]
     number = 5 if cohort > 100 else 50
     task = fedax.Task(  # whose evaluation takes little, so that all examples can be evaluated
@@ -101,7 +102,7 @@ def rounds(piece: Piece, repeats: int) -> Piece:
             place=fedax.Place(client_memory=piece["memory"]),
         )
         seconds.append(run.history["seconds"][-1] / number)
-        rows = len(run.memory.kept()[0]) if hasattr(run.memory, "kept") else 0
+        rows = len(run.memory.kept()[0]) if isinstance(run.memory, ClientMemory) else 0
         del run
     return {"seconds": seconds, "rows": rows, "rounds": number}
 
