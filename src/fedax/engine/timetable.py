@@ -45,15 +45,15 @@ class Group(NamedTuple):
 
     number: Number
     version: Number
-    ids: Array
-    steps: Array
-    slots: Array
+    ids: Tree
+    steps: Tree
+    slots: Tree
     step: Number
-    heard: Array
-    heard_steps: Array
-    heard_slots: Array
-    weights: Array
-    staleness: Array
+    heard: Tree
+    heard_steps: Tree
+    heard_slots: Tree
+    weights: Tree
+    staleness: Tree
 
 
 def together(
