@@ -1,10 +1,10 @@
 """Real clients of a server that does not wait: each is asked on its own, and the server steps when K have answered.
 
 Who starts when, and whose answers make each step, follows from when the answers come: the schedule of a simulation
-(:class:`fedax.federation.pace.LiveSchedule`), whose queue is the nodes. So a simulation in which each piece of work takes as
-long as it took here has the same arrivals, random numbers and weights. The answers, and when they came, are written
-to a file, from which :meth:`fedax.Clock.from_csv` makes the clock of that simulation, and from which a run that was
-stopped goes on.
+(:class:`fedax.federation.pace.LiveSchedule`), whose queue is the nodes. So a simulation in which each piece of work
+takes as long as it took here has the same arrivals, random numbers and weights. The answers, and when they came, are
+written to a file, from which :meth:`fedax.Clock.from_csv` makes the clock of that simulation, and from which a run that
+was stopped goes on.
 
 While an evaluation waits for slow nodes, the server goes on taking answers, up to some steps ahead.
 """
