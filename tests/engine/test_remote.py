@@ -974,6 +974,14 @@ def test_traffic_is_that_of_the_transport():
     assert grown[0] == pytest.approx(grown[-1], rel=0.1)
 
 
+def test_no_row_counts_less_traffic_than_none():
+    """A node of many clients is asked in arrays that are equal, and go once: an exchange alone would be larger."""
+    data, task = fedax.data.quadratics(clients=400, dimension=2), fedax.tasks.quadratic(2)
+    result, at = here.run_at_sites(FEDAVG, task, data, [[*range(400)]], **OPTIONS | {"work": fedax.Steps(1)})
+    found = result.history["wire_down"]
+    assert found[0] >= 0 and (np.diff(found) > 0).all() and found[-1] == at.sent
+
+
 @pytest.mark.usefixtures("apart")
 def test_a_run_goes_on_where_an_owner_allows_no_more_rounds(tmp_path):
     """Those that were before it was killed are not counted twice."""

@@ -304,9 +304,9 @@ class Remote(HostServer):
             all_bytes[0] += joined_messages[which].size
             all_bytes[1] += 0 if answer is None else answer.size
         traffic = self.fleet.transport.sent - sent, self.fleet.transport.received - received
-        prefetched = [
-            int(n * part / all_) if all_ else 0 for n, part, all_ in zip(traffic, round_bytes, all_bytes, strict=True)
-        ]
+        # Arrays that are equal go once, so that the round's part alone may be larger than both parts joined.
+        shares = [min(1.0, part / all_) if all_ else 0.0 for part, all_ in zip(round_bytes, all_bytes, strict=True)]
+        prefetched = [int(n * share) for n, share in zip(traffic, shares, strict=True)]
         self._traffic_before = (
             self._traffic_before[0] + prefetched[0],
             self._traffic_before[1] + prefetched[1],
