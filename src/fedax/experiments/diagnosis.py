@@ -38,8 +38,6 @@ def diagnose_run(
     Raises:
         DataError: the file of a model cannot be read.
     """
-    from fedax.experiments.runner import within_deadline  # which makes reports, and these read diagnoses
-
     run = experiment.config["run"]
     form = experiment.task.entire.form()
     methods = []
@@ -56,7 +54,7 @@ def diagnose_run(
             else:
                 missing.append(seed)
         assert isinstance(experiment.data, FederatedData)  # real clients need a fleet
-        work, participation = within_deadline(experiment, label)
+        work, participation = experiment.within_deadline(label)
         paced = experiment.options.get("pace") is not None  # then clients start as the pace says
         diagnosis = diagnose(
             algorithm,

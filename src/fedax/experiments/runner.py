@@ -23,7 +23,6 @@ from fedax.engine.checkpoint import discard, present
 from fedax.engine.devices import device_bytes
 from fedax.engine.evaluate import columns
 from fedax.engine.identity import differences, same_versions
-from fedax.engine.job import Job, make_job
 from fedax.engine.places.nodes import Transport
 from fedax.engine.places.side_by_side import side_by_side
 from fedax.engine.private import outlook
@@ -63,7 +62,6 @@ from fedax.experiments.runs import (
 from fedax.federation.work import Work
 from fedax.programs import compiled
 from fedax.progress import show_progress
-from fedax.registry import within
 from fedax.tracking import Tracker
 
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
@@ -470,7 +468,7 @@ def check_methods(experiment: Experiment) -> Checked:
     checked = Checked({}, {}, {}, {})
     alike = experiment.fleet is None and bool(run["split_seeds"]) and _same_shapes(experiment)
     for label in experiment.methods:
-        job = job_of(experiment, label, shared)
+        job = experiment.job(label, shared)
         checked.made_of[label] = {name: text for name, text in job.settings().items() if name != "seed"}
         checked.made_of[label] |= {
             f"code {place}": digest for place, digest in experiment.problem(label).get("code", {}).items()
@@ -481,23 +479,6 @@ def check_methods(experiment: Experiment) -> Checked:
         if (dp := experiment.options.get("privacy")) is not None and job.ledger is not None:
             checked.private[label] = outlook(dp, job.ledger, run["rounds"])
     return checked
-
-
-def job_of(experiment: Experiment, label: str, shared: dict[Any, Any]) -> Job:
-    """The checked job of a method; ``shared``: a cache for several jobs, as in ``make_job``."""
-    parts: dict[str, Any] = {"work": experiment.work, "participation": experiment.participation}
-    parts |= {"val": experiment.val, "test": experiment.test, "shared": shared} | experiment.options
-    make = functools.partial(make_job, experiment.methods[label], experiment.task, experiment.data, **parts)
-    return within(f"methods.{label}", make)
-
-
-def within_deadline(experiment: Experiment, label: str) -> tuple[fedax.Work, fedax.Participation]:
-    """Work and participation of a method's runs: with a deadline by the clock as that tells, of the first seed."""
-    work = experiment.work
-    if not isinstance(work, fedax.Deadline) or work.speed is not None:
-        return work, experiment.participation
-    job = job_of(experiment, label, {})
-    return job.hyper.work, job.hyper.participation
 
 
 def _same_shapes(experiment: Experiment) -> bool:
@@ -672,7 +653,7 @@ def _drawn_steps(experiment: Experiment) -> np.ndarray:
     """[draws, N] local steps of each client, drawn for some rounds."""
     batch_size, work = experiment.config["run"].get("batch_size"), experiment.work
     if isinstance(work, fedax.Deadline):
-        work = within_deadline(experiment, next(iter(experiment.methods)))[0]  # other methods may send more
+        work = experiment.within_deadline(next(iter(experiment.methods)))[0]  # other methods may send more
     return np.asarray(_draw_steps(work, np.asarray(experiment.data.sizes, np.int32), batch_size))
 
 

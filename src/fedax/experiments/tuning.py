@@ -27,7 +27,7 @@ from fedax.experiments.config.edit import put
 from fedax.experiments.config.experiment import Experiment, build_all, columns
 from fedax.experiments.config.sections import SELECTORS, ExperimentSection, SweepSection, Table, check, labels
 from fedax.experiments.defaults import judge
-from fedax.experiments.runner import begin, check_key, finish, job_of
+from fedax.experiments.runner import begin, check_key, finish
 from fedax.experiments.runs import (
     Path,
     Record,
@@ -405,7 +405,7 @@ def _budget_end(experiment: Experiment, label: str, shared: dict[Any, Any]) -> i
     dp = experiment.options.get("privacy")
     if dp is None or dp.epsilon is None:
         return None
-    job = job_of(experiment, label, shared)
+    job = experiment.job(label, shared)
     return job.rounds if job.spent else None
 
 

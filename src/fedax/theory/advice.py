@@ -8,7 +8,7 @@ the rules.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from fedax.contract.algorithm import Traits
 from fedax.contract.local import Solver
 from fedax.federation.pace import Async
 from fedax.federation.participation import Dropout, Full, Participation, Uniform
+from fedax.theory.diagnosis import Diagnosis
 from fedax.theory.measure import Point
-
-if TYPE_CHECKING:
-    from fedax.theory.diagnostics import Diagnosis
 
 SAME = 1e-6  # χ² up to which weights are the same
 MATERIAL = 0.002  # a cost is worth a remedy if it is at least this share of what training gains
@@ -91,7 +89,7 @@ class Case:
             answers when.
     """
 
-    f: "Diagnosis"
+    f: Diagnosis
     view: View
     p: np.ndarray
     batch_size: int | None

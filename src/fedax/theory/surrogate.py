@@ -150,7 +150,7 @@ def weight_square_of(participation: Participation, p: np.ndarray, weights: np.nd
     return 1 + N * (N - S) / (S * max(N - 1, 1)) * float(p @ p - 1 / N)
 
 
-class Heard(NamedTuple):
+class ArrivalWeights(NamedTuple):
     """Whose answers count how much in the long run, [N] each.
 
     Attributes:
@@ -173,7 +173,7 @@ class Heard(NamedTuple):
         return {"arrival_cost": self.q, "work_cost": p if rules is None else mean_weights(rules)}
 
 
-def arrivals_of(answers: LongRun, view: View, steps: np.ndarray, fair: bool) -> Heard:
+def arrivals_of(answers: LongRun, view: View, steps: np.ndarray, fair: bool) -> ArrivalWeights:
     """Whose answers count how much for a method with these traits.
 
     Args:
@@ -184,10 +184,10 @@ def arrivals_of(answers: LongRun, view: View, steps: np.ndarray, fair: bool) -> 
     clients, weights, p = answers
     q = answers.shares(weights)
     if fair:
-        return Heard(q, p, p, None)
+        return ArrivalWeights(q, p, p, None)
     by_number = answers.shares(p[clients])
     if view.averaging != "normalized" or view.gradients or not isinstance(view.tau_eff, str):
-        return Heard(q, q, p, by_number)
+        return ArrivalWeights(q, q, p, by_number)
     lengths = steps
     if view.tau_eff == "default" and view.solver is not None:
         taken = np.rint(steps).astype(int)
@@ -200,7 +200,7 @@ def arrivals_of(answers: LongRun, view: View, steps: np.ndarray, fair: bool) -> 
         return answers.shares(weights * common[:, None])
 
     even = np.divide(p, q, out=np.ones_like(p), where=q > 0)
-    return Heard(q, counted(weights), counted(weights * even[clients]), by_number)
+    return ArrivalWeights(q, counted(weights), counted(weights * even[clients]), by_number)
 
 
 def rules_of(view: View, steps: np.ndarray, weights: np.ndarray) -> tuple[list[UpdateRule] | None, Rounds]:

@@ -11,6 +11,7 @@ import jax
 
 import fedax
 from fedax.columns import better, measured_names
+from fedax.engine.job import Job, make_job
 from fedax.engine.options import Options
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.questions import Problem
@@ -106,6 +107,20 @@ class Experiment:
         places = [table["name"].rpartition(":")[0] for table in (self.model, method)]
         code = {place: source.digest for place, source in self.code.items() if place in places}
         return {"task": self.model, "method": method, "run": run} | private | ({"code": code} if code else {})
+
+    def job(self, label: str, shared: dict[Any, Any]) -> Job:
+        """The checked job of a method; ``shared``: a cache for several jobs, as in ``make_job``."""
+        parts: dict[str, Any] = {"work": self.work, "participation": self.participation}
+        parts |= {"val": self.val, "test": self.test, "shared": shared} | self.options
+        make = functools.partial(make_job, self.methods[label], self.task, self.data, **parts)
+        return within(f"methods.{label}", make)
+
+    def within_deadline(self, label: str) -> tuple[fedax.Work, fedax.Participation]:
+        """Work and participation of a method's runs: with a deadline by the clock as that tells, of the first seed."""
+        if not isinstance(self.work, fedax.Deadline) or self.work.speed is not None:
+            return self.work, self.participation
+        hyper = self.job(label, {}).hyper
+        return hyper.work, hyper.participation
 
     @property
     def keeps_noise(self) -> bool:
