@@ -11,7 +11,7 @@ from fedax.columns import describe
 from fedax.data import FederatedData
 from fedax.engine.saved import read_model
 from fedax.experiments import summary
-from fedax.experiments.config.experiment import Experiment
+from fedax.experiments.config.experiment import Experiment, within_deadline
 from fedax.experiments.runs import Record, finite, slug, write_json
 from fedax.theory import diagnose
 from fedax.theory.diagnostics import MATERIAL
@@ -54,7 +54,7 @@ def diagnose_run(
             else:
                 missing.append(seed)
         assert isinstance(experiment.data, FederatedData)  # real clients need a fleet
-        work, participation = experiment.within_deadline(label)
+        work, participation = within_deadline(experiment, label)
         paced = experiment.options.get("pace") is not None  # then clients start as the pace says
         diagnosis = diagnose(
             algorithm,

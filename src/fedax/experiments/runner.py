@@ -31,7 +31,13 @@ from fedax.engine.sweep import discard_sweep, on_one_core, was_begun, worth_lane
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
 from fedax.experiments import clients, cluster, examples, own, summary, toml, tracked
-from fedax.experiments.config.experiment import Experiment, count_parameters, measured_by_client
+from fedax.experiments.config.experiment import (
+    Experiment,
+    count_parameters,
+    job_of,
+    measured_by_client,
+    within_deadline,
+)
 from fedax.experiments.config.experiment import columns as columns_of
 from fedax.experiments.defaults import judge
 from fedax.experiments.report import write_report
@@ -468,7 +474,7 @@ def check_methods(experiment: Experiment) -> Checked:
     checked = Checked({}, {}, {}, {})
     alike = experiment.fleet is None and bool(run["split_seeds"]) and _same_shapes(experiment)
     for label in experiment.methods:
-        job = experiment.job(label, shared)
+        job = job_of(experiment, label, shared)
         checked.made_of[label] = {name: text for name, text in job.settings().items() if name != "seed"}
         checked.made_of[label] |= {
             f"code {place}": digest for place, digest in experiment.problem(label).get("code", {}).items()
@@ -653,7 +659,7 @@ def _drawn_steps(experiment: Experiment) -> np.ndarray:
     """[draws, N] local steps of each client, drawn for some rounds."""
     batch_size, work = experiment.config["run"].get("batch_size"), experiment.work
     if isinstance(work, fedax.Deadline):
-        work = experiment.within_deadline(next(iter(experiment.methods)))[0]  # other methods may send more
+        work = within_deadline(experiment, next(iter(experiment.methods)))[0]  # other methods may send more
     return np.asarray(_draw_steps(work, np.asarray(experiment.data.sizes, np.int32), batch_size))
 
 

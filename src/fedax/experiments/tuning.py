@@ -24,7 +24,7 @@ from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
 from fedax.experiments import cluster, own, sweeps, toml
 from fedax.experiments.config.codec import call, hyperparameters_of
 from fedax.experiments.config.edit import put
-from fedax.experiments.config.experiment import Experiment, build_all, columns
+from fedax.experiments.config.experiment import Experiment, build_all, columns, job_of
 from fedax.experiments.config.sections import SELECTORS, ExperimentSection, SweepSection, Table, check, labels
 from fedax.experiments.defaults import judge
 from fedax.experiments.runner import begin, check_key, finish
@@ -405,7 +405,7 @@ def _budget_end(experiment: Experiment, label: str, shared: dict[Any, Any]) -> i
     dp = experiment.options.get("privacy")
     if dp is None or dp.epsilon is None:
         return None
-    job = experiment.job(label, shared)
+    job = job_of(experiment, label, shared)
     return job.rounds if job.spent else None
 
 

@@ -108,20 +108,6 @@ class Experiment:
         code = {place: source.digest for place, source in self.code.items() if place in places}
         return {"task": self.model, "method": method, "run": run} | private | ({"code": code} if code else {})
 
-    def job(self, label: str, shared: dict[Any, Any]) -> Job:
-        """The checked job of a method; ``shared``: a cache for several jobs, as in ``make_job``."""
-        parts: dict[str, Any] = {"work": self.work, "participation": self.participation}
-        parts |= {"val": self.val, "test": self.test, "shared": shared} | self.options
-        make = functools.partial(make_job, self.methods[label], self.task, self.data, **parts)
-        return within(f"methods.{label}", make)
-
-    def within_deadline(self, label: str) -> tuple[fedax.Work, fedax.Participation]:
-        """Work and participation of a method's runs: with a deadline by the clock as that tells, of the first seed."""
-        if not isinstance(self.work, fedax.Deadline) or self.work.speed is not None:
-            return self.work, self.participation
-        hyper = self.job(label, {}).hyper
-        return hyper.work, hyper.participation
-
     @property
     def keeps_noise(self) -> bool:
         """Whether the runs are private, with noise that is derived from a secret key."""
@@ -203,6 +189,23 @@ def build(config: Mapping[str, Any], fleet: Fleet | None = None, allow_code: boo
         (FederatedData(4 clients, 1442 examples, 360 to 361 a client), ['fedavg'], 'softmax_regression')
     """
     return build_all([config], fleet, allow_code)[0]
+
+
+def job_of(experiment: Experiment, label: str, shared: dict[Any, Any]) -> Job:
+    """The checked job of a method; ``shared``: a cache for several jobs, as in ``make_job``."""
+    parts: dict[str, Any] = {"work": experiment.work, "participation": experiment.participation}
+    parts |= {"val": experiment.val, "test": experiment.test, "shared": shared} | experiment.options
+    make = functools.partial(make_job, experiment.methods[label], experiment.task, experiment.data, **parts)
+    return within(f"methods.{label}", make)
+
+
+def within_deadline(experiment: Experiment, label: str) -> tuple[fedax.Work, fedax.Participation]:
+    """Work and participation of a method's runs: with a deadline by the clock as that tells, of the first seed."""
+    work = experiment.work
+    if not isinstance(work, fedax.Deadline) or work.speed is not None:
+        return work, experiment.participation
+    hyper = job_of(experiment, label, {}).hyper
+    return hyper.work, hyper.participation
 
 
 def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
