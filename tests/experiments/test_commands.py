@@ -200,9 +200,10 @@ def test_what_is_shown_again_and_again_ends_with_its_output(here, called, monkey
 
 
 def test_a_job_of_a_study_that_dies_without_a_word(here, called, monkeypatch):
-    def start(folder, job, core):
-        (folder / "jobs" / job.key).mkdir(parents=True)
-        (folder / "jobs" / job.key / "log.txt").touch()
+    def start(folder, jobs, core):
+        for job in jobs:
+            (folder / "jobs" / job.key).mkdir(parents=True)
+            (folder / "jobs" / job.key / "log.txt").touch()
         return subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
 
     monkeypatch.setattr(running, "_start", start)
