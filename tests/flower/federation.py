@@ -192,11 +192,37 @@ if "fedax.flower.worker" in sys.orig_argv and os.environ.get("FEDAX_TEST_SECONDS
 """
 
 
+DYING = """
+import itertools, os, signal, sys
+
+if "run" in sys.argv and os.environ.get("FEDAX_TEST_DIES"):
+    from flwr.superlink.grid import http_grid
+
+    push, left = http_grid.push_objects, itertools.count(int(os.environ["FEDAX_TEST_DIES"]), -1)
+
+    def dying(*args, **kwargs):
+        if next(left) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return push(*args, **kwargs)
+
+    http_grid.push_objects = dying
+"""
+
+
 def slowed(folder: Path, seconds: float) -> dict[str, str]:
     """The variables of a node whose clients take so many seconds more for a piece of work."""
-    (folder / "slowed").mkdir(exist_ok=True)
-    (folder / "slowed" / "sitecustomize.py").write_text(SLOWED)
-    return {"PYTHONPATH": str(folder / "slowed"), "FEDAX_TEST_SECONDS": str(seconds)}
+    return {**_customized(folder / "slowed", SLOWED), "FEDAX_TEST_SECONDS": str(seconds)}
+
+
+def dying(folder: Path, times: int) -> dict[str, str]:
+    """The variables of a server that kills itself when it has sent so many messages, the last one without its parts."""
+    return {**_customized(folder / "dying", DYING), "FEDAX_TEST_DIES": str(times)}
+
+
+def _customized(folder: Path, code: str) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": str(folder)}
 
 
 def assert_replayed(federation: Federation, out: Path) -> list[str]:

@@ -35,7 +35,7 @@ from fedax.flower import certificates, records, transport
 from tests.experiments import run_cli
 
 from . import LONG
-from .federation import PLACES, Federation, children, rows_of, same_models, same_rows, wait_for
+from .federation import PLACES, SOON, Federation, children, dying, rows_of, same_models, same_rows, wait_for
 
 CONFIG = """
 data = {name = "digits", clients = 4, partition = "dirichlet", alpha = 0.5}
@@ -239,6 +239,19 @@ def test_killed_in_a_round_it_goes_on_bit_for_bit(federation: Federation, whole:
     assert memory_at(federation, seen.memory["Scaffold"]) == memory_at(federation, before.memory["Scaffold"])
     lines = [line for line in federation.log("n2")[began:] if line["kind"] == "exchange"]
     assert len({line["run"] for line in lines}) == 2  # one of each method: the resumed one is the same run
+
+
+@LONG
+def test_killed_between_a_message_and_its_parts_it_goes_on(federation: Federation, whole: tuple[Path, Seen]) -> None:
+    """Nodes that wait for the parts give the message up when the run is over, and answer the next one."""
+    out = federation.folder / "parts"
+    command = federation.start("run", *federation.arguments(out), **dying(federation.folder, 6))
+    assert command.wait(SOON) == -signal.SIGKILL
+    del federation.commands["run"]
+    stop_runs(federation)
+    result = run_cli("deploy", *federation.arguments(out, "--resume"))
+    assert result.exit_code == 0, result.output
+    assert same_rows(out, whole[0]) and same_models(out, whole[0])
 
 
 def stop_runs(federation: Federation) -> None:

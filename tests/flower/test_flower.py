@@ -28,8 +28,13 @@ from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.serverapp import Grid
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, validate_object_content
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    inflate_object_from_contents,
+    validate_object_content,
+)
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
@@ -38,7 +43,7 @@ from starlette.middleware import Middleware
 from fedax import flower
 from fedax.engine.places.nodes import Failure, Message, packed, unpacked
 from fedax.errors import ConfigError, FedaxError, NodeError
-from fedax.flower import app, certificates, client_app, link, processes, records, superlink, transport
+from fedax.flower import app, certificates, client_app, link, processes, records, superlink, supernode, transport
 from fedax.flower import node as nodes
 
 from . import LONG, echo
@@ -277,6 +282,18 @@ def test_a_killed_supernode_comes_back_as_the_same_node(network: Network, carrie
     assert isinstance(replies, Failure) and replies.gone
     assert answer_of(carrier, node).head["pid"] == before  # the worker stayed warm
     assert network.number("n1") == node
+
+
+def test_parts_that_never_come_are_a_failure_that_closes_the_task() -> None:
+    """Flower's own error is no Exception, and would leave the task open and the worker waiting."""
+
+    def over(object_ids: list[str]) -> dict[str, bytes]:
+        raise RunNotRunningException
+
+    with pytest.raises(ObjectPullError, match="the run is over"):
+        supernode._pull_or_fail(over)(["a"])
+    assert not issubclass(RunNotRunningException, Exception)  # else the module no longer needs this
+    assert supernode._pull_or_fail(lambda object_ids: dict.fromkeys(object_ids, b"x"))(["a"]) == {"a": b"x"}
 
 
 def test_a_link_that_comes_back_soon_is_waited_for(network: Network, carrier: transport.FlowerTransport) -> None:

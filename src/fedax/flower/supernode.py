@@ -7,6 +7,9 @@ comes, down to once in ``SECONDS``.
 Flower's SuperNode also drops an answer that it cannot deliver completely, such as when the link is restarted meanwhile,
 and the link waits three minutes for the rest. Here it ends instead. It is then started again, which the link and the
 server notice.
+
+Where a server is killed between a message and its parts, Flower's SuperNode leaves the message's task open when the run
+is declared over, and the worker waits for the parts for ever. Here the task fails.
 """
 
 import argparse
@@ -79,6 +82,21 @@ def _push_or_exit(push: Callable[..., None], clock: _Clock) -> Callable[..., Non
     return pushed
 
 
+def _pull_or_fail(pull: Callable[..., dict[str, bytes]]) -> Callable[..., dict[str, bytes]]:
+    """Flower's function that gets the parts of a message; that the run is over is a failure like others."""
+
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+    from flwr.supercore.run import RunNotRunningException
+
+    def pulled(object_ids: list[str], *args: Any, **kwargs: Any) -> dict[str, bytes]:
+        try:
+            return pull(object_ids, *args, **kwargs)
+        except RunNotRunningException as error:  # no Exception: Flower would not close the task
+            raise ObjectPullError(object_ids[0], "the run is over") from error
+
+    return pulled
+
+
 def _trusting(ca: Path) -> Any:
     """Flower's client of a link; each new connection trusts the certificates that the file holds at that time."""
     from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -112,6 +130,7 @@ def main(arguments: list[str]) -> None:
     flowers = importlib.import_module("flwr.supernode.start_client_internal").__dict__
     flowers["time"] = clock = _Clock(given.poll)
     flowers["push_object_contents_from_iterable"] = _push_or_exit(flowers["push_object_contents_from_iterable"], clock)
+    flowers["pull_objects"] = _pull_or_fail(flowers["pull_objects"])
     sys.argv = ["flower-supernode", f"--root-certificates={given.root_certificates}", *rest]
     flower_supernode()
 

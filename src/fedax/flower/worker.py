@@ -93,7 +93,7 @@ class Worker:
             # The SuperNode is gone and may come back, or it has given up the task.
             except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
                 if self._token.value:
-                    print(f"an answer could not be handed over: {error}", file=sys.stderr, flush=True)
+                    print(f"a message is left without an answer: {error}", file=sys.stderr, flush=True)
             finally:
                 self._token.value = ""
             time.sleep(_SOON if time.monotonic() - last < _RECENT else _LOOK)
