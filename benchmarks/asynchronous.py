@@ -41,7 +41,8 @@ def component(k):
     return lambda x, batch: x[k] + 0 * batch["e"][:, 0]
 
 
-def objective() -> None:
+def quadratics() -> tuple[fedax.Clock, np.ndarray, fedax.FederatedData, dict[str, np.ndarray], fedax.Task]:
+    """The clock, the clients' optima, their data, an example, and a task whose metrics are the model's components."""
     jax.config.update("jax_enable_x64", True)
     rng = np.random.default_rng(0)
     clock = fedax.Clock(step=np.sort(rng.lognormal(0, 1.2, size=N)))
@@ -49,6 +50,11 @@ def objective() -> None:
     data = fedax.FederatedData({"H": np.tile(np.eye(D), (N, 1, 1)), "e": centres}, [1] * N)
     some = {"H": np.eye(D)[None], "e": centres[:1]}
     task = fedax.tasks.quadratic(D).with_metrics(**{f"x{k}": component(k) for k in range(D)})
+    return clock, centres, data, some, task
+
+
+def objective() -> None:
+    clock, centres, data, some, task = quadratics()
     method, star = fedax.create("fedavg", lr=LR), centres.mean(axis=0)
 
     def end(pace: fedax.Async) -> np.ndarray:
@@ -74,13 +80,7 @@ def objective() -> None:
 
 def work() -> None:
     """Random work: an answer with more steps comes later, so its staleness and its length go together."""
-    jax.config.update("jax_enable_x64", True)
-    rng = np.random.default_rng(0)
-    clock = fedax.Clock(step=np.sort(rng.lognormal(0, 1.2, size=N)))
-    centres = rng.normal(size=(N, D)) + np.linspace(-3, 3, N)[:, None]
-    data = fedax.FederatedData({"H": np.tile(np.eye(D), (N, 1, 1)), "e": centres}, [1] * N)
-    some = {"H": np.eye(D)[None], "e": centres[:1]}
-    task = fedax.tasks.quadratic(D).with_metrics(**{f"x{k}": component(k) for k in range(D)})
+    clock, centres, data, some, task = quadratics()
     method, star = fedax.create("fedavg", lr=LR / 5), centres.mean(axis=0)
     print("| who starts | found | predicted | from the predicted point |")
     print("|---|---|---|---|")

@@ -1,5 +1,6 @@
 """Several processes that run one job: the same histories, whatever their number; and if one dies the others end."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -169,19 +170,10 @@ def test_one_that_dies_ends_the_others(tmp_path):
 @pytest.mark.parametrize(("which", "how"), [(0, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGSTOP)])
 def test_of_four_that_lose_one_all_end_in_time(which, how, tmp_path):
     """JAX ends those that it tells before fedax sees it, by SIGABRT: where process 0 is lost, or one only hangs."""
-    config, at = tmp_path / "config.toml", port()
-    config.write_text(CONFIG)
-    begin = [start(_run(config, tmp_path / "out", 4, k, at)) for k in range(4)]
-    metrics = tmp_path / "out" / "metrics.jsonl"
-    try:
-        _until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, begin)
+    with _under_way(tmp_path, 4) as begin:
         begin[which].send_signal(how)
         others = [process for k, process in enumerate(begin) if k != which]
         errors = [process.communicate(timeout=60)[1] for process in others]
-    finally:
-        for process in begin:
-            process.kill()
-            process.communicate()
     assert {process.returncode for process in others} <= {3, -signal.SIGABRT}
     assert all("lost the others" in error or "another task died" in error for error in errors)
 
@@ -227,19 +219,10 @@ def test_an_mpi_that_jax_does_not_know_is_asked_by_mpi4py(there, monkeypatch):
 
 @pytest.mark.parametrize("signalled", [[1], pytest.param([0, 1], marks=LONG)])
 def test_sigterm_to_any_ends_all_with_one_checkpoint(signalled, tmp_path):
-    config, at = tmp_path / "config.toml", port()
-    config.write_text(CONFIG)
-    begin = [start(_run(config, tmp_path / "out", 2, k, at)) for k in range(2)]
-    metrics = tmp_path / "out" / "metrics.jsonl"
-    try:
-        _until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, begin)
+    with _under_way(tmp_path, 2) as begin:
         for k in signalled:
             begin[k].send_signal(signal.SIGTERM)
         ended = [process.communicate(timeout=60) for process in begin]
-    finally:
-        for process in begin:
-            process.kill()
-            process.communicate()
     assert [process.returncode for process in begin] == [143, 143], ended
     assert "stopped; report: " in ended[0][1] and "stopped; " not in ended[1][1]
     kept = sorted(path.name for path in (tmp_path / "out" / "checkpoints" / "scaffold-seed0").iterdir())
@@ -257,6 +240,22 @@ def test_processes_that_were_given_different_jobs(tmp_path):
     ended = [process.communicate(timeout=120) for process in begin]
     assert all("job = 'processes [1]'" in error for _, error in ended)
     assert [process.returncode for process in begin] == [2, 2]
+
+
+@contextlib.contextmanager
+def _under_way(tmp_path, number):
+    """So many processes of one run, after its first rows; what is left of them is killed in the end."""
+    config, at = tmp_path / "config.toml", port()
+    config.write_text(CONFIG)
+    begin = [start(_run(config, tmp_path / "out", number, k, at)) for k in range(number)]
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    try:
+        _until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, begin)
+        yield begin
+    finally:
+        for process in begin:
+            process.kill()
+            process.communicate()
 
 
 def _run(config, out, number, k, at):

@@ -203,15 +203,21 @@ class Log:
         assert status == "finished"
 
 
-def test_a_job_that_fails_stops_no_other_and_is_named(tmp_path, monkeypatch):
+def failing(name):
+    """What performs a job, with a defect that one job meets."""
     perform = jobs._perform
 
     def fails(job, folder, code):
-        if job.name == "fedavg, seed 1":
+        if job.name == name:
             raise ValueError("a defect")
         perform(job, folder, code)
 
-    monkeypatch.setattr(jobs, "_perform", fails)
+    return fails
+
+
+def test_a_job_that_fails_stops_no_other_and_is_named(tmp_path, monkeypatch):
+    perform = jobs._perform
+    monkeypatch.setattr(jobs, "_perform", failing("fedavg, seed 1"))
     with pytest.raises(ConfigError, match=r"1 of 4 failed': fedavg, seed 1: ValueError: a defect \(.*traceback-"):
         quadratics(executor=Wild(), out=tmp_path / "run")
     assert {(row["label"], row["seed"]) for row in rows(tmp_path / "run")} == {
@@ -283,13 +289,7 @@ def test_a_study_by_an_executor(tmp_path, monkeypatch):
     (tmp_path / "study.toml").write_text(STUDY)
     study = lambda: read_study(tmp_path / "study.toml")  # noqa: E731
     perform = jobs._perform
-
-    def fails(job, folder, code):
-        if job.name == "one: fednova, seed 3":
-            raise ValueError("a defect")
-        perform(job, folder, code)
-
-    monkeypatch.setattr(jobs, "_perform", fails)
+    monkeypatch.setattr(jobs, "_perform", failing("one: fednova, seed 3"))
     with pytest.raises(ConfigError, match=r"study = 'mine': one: fednova, seed 3: ValueError: a defect \(.*log\.txt\)"):
         carry_out(study(), tmp_path / "out", executor=Wild())
     monkeypatch.setattr(jobs, "_perform", perform)

@@ -348,7 +348,8 @@ class Paced(Remote):
         """A request to some clients, of version ``self.index``."""
         exchange = resolve(self.job.hyper.method, self.index).exchanges()[0]
         counts = np.ones(len(clients.ids), bool)
-        return Request("exchanges", 0, exchange, server, clients, None, None, counts, self._wire)  # type: ignore[arg-type]
+        none: Tree = None  # what is asked of one client depends on nothing that the server knows of the round
+        return Request("exchanges", 0, exchange, server, clients, None, none, counts, self._wire)
 
     def _asked(self, job: int) -> _Asked:
         """The message to the node of a piece of work."""
