@@ -8,6 +8,7 @@ import platform
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 
 
 # Package -> whose interpreter has it.
-PACKAGES = {"fedax": "fedax", "jax": "fedax", "torch": "torch", "fedjax": "fedjax", "pfl": "pfl", "flwr": "flower"}
+PACKAGES = {
+    "fedax": "fedax",
+    "jax": "fedax",
+    "torch": "torch",
+    "fedjax": "fedjax",
+    "pfl": "pfl",
+    "blazefl": "blazefl",
+    "flwr": "flower",
+}
 
 
 def version(python: str | None, package: str) -> str | None:
@@ -31,27 +40,38 @@ def version(python: str | None, package: str) -> str | None:
     return None if run.returncode else run.stdout.strip()
 
 
+def has_gpu(python: str) -> bool:
+    """Whether the PyTorch of an environment finds a GPU."""
+    code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([python, "-c", code], capture_output=True).returncode == 0
+
+
 def contenders(case: Case, options: argparse.Namespace) -> dict[str, list[str]]:
     """Name -> interpreter, script and arguments."""
     results = {}
+    counts = [1] if options.gpu else sorted({1, CORES})
+    threads_of = lambda number: f", {number} thread{'s' * (number > 1)}"  # noqa: E731
     if options.versions["fedax"]:
         results["fedax"] = [options.python_fedax, "with_fedax.py"]
     if options.versions["torch"]:
         torch = [options.python_torch, "with_torch.py"]
-        for threads in sorted({1, CORES}):
-            for way in ("loop", "vmap"):
-                results[f"torch {way}, {threads} thread{'s' * (threads > 1)}"] = [*torch, way, f"--threads={threads}"]
+        for threads in counts:
+            for way in ("loop", "vmap", *(("compile", "graph", "vmap-graph") if options.gpu else ())):
+                results[f"torch {way}{threads_of(threads)}"] = [*torch, way, f"--threads={threads}"]
     if options.versions["fedjax"]:
         for backend in ("jit", "pmap"):
             results[f"FedJAX, {backend}"] = [options.python_fedjax, "with_fedjax.py", backend]
     if options.versions["pfl"]:
-        for threads in sorted({1, CORES}):
-            name = f"pfl-research, {threads} thread{'s' * (threads > 1)}"
+        for threads in counts:
+            name = f"pfl-research{threads_of(threads)}"
             results[name] = [options.python_pfl, "with_pfl.py", f"--threads={threads}"]
+    if options.versions["blazefl"]:
+        threads = min(CORES, 8)
+        results[f"BlazeFL{threads_of(threads)}"] = [options.python_blazefl, "with_blazefl.py", f"--threads={threads}"]
     if options.versions["flwr"]:
         results["Flower"] = [options.python_flower, "with_flower.py"]
     if options.versions["torch"] and case.model == "mlp":
-        results["matrix products alone"] = [*torch, "products", f"--threads={CORES}"]
+        results["matrix products alone"] = [*torch, "products", f"--threads={counts[-1]}"]
     return results
 
 
@@ -61,7 +81,8 @@ def measure(name: str, case: Case, options: argparse.Namespace) -> dict[str, Any
         calls, rounds, records = {}, {}, {}
         for contender, (python, script, *arguments) in contenders(case, options).items():
             calls[contender] = stack.enter_context(process(python, script, *arguments, name))
-            rounds[contender] = calls[contender]("warm_up", seconds=options.seconds)
+        for contender, call in calls.items():
+            rounds[contender] = call("warm_up", seconds=options.seconds)
             records[contender] = []
         for _ in range(options.repeats):
             for contender, call in calls.items():
@@ -96,16 +117,20 @@ def check(name: str, case: Case, options: argparse.Namespace) -> bool:
     One round of full-batch gradients, with unequal steps and unequal weights, has to give all the same model; five
     rounds of the case itself, with minibatches of each contender's own, nearly the same fall of the objective.
     """
-    models, falls = {}, {}
-    for contender, (python, script, *arguments) in contenders(case, options).items():
-        if contender == "matrix products alone":
-            continue
+
+    def tried(command: list[str]) -> tuple[np.ndarray, float]:
+        python, script, *arguments = command
         with process(python, script, *arguments, name, "--small") as call:
             call("train", rounds=1)
-            models[contender] = np.concatenate(call("parameters"))
+            model = np.concatenate(call("parameters"))
         with process(python, script, *arguments, name) as call:
             before, after = call("losses", rounds=5)
-            falls[contender] = before - after
+        return model, before - after
+
+    commands = {key: command for key, command in contenders(case, options).items() if key != "matrix products alone"}
+    with ThreadPoolExecutor(max(1, CORES // 2)) as pool:
+        results = dict(zip(commands, pool.map(tried, commands.values()), strict=True))
+    models, falls = ({key: result[k] for key, result in results.items()} for k in (0, 1))
     start = np.concatenate([array.ravel() for array in case.initial()])
     first = next(iter(models))
     moved = np.abs(models[first] - start).max()
@@ -147,6 +172,7 @@ def main() -> None:
     options = parser.parse_args()
     interpreters = {package: getattr(options, f"python_{owner}") for package, owner in PACKAGES.items()}
     options.versions = {package: version(python, package) for package, python in interpreters.items()}
+    options.gpu = bool(options.versions["torch"]) and has_gpu(options.python_torch)
     for package, python in interpreters.items():
         if python and options.versions[package] is None:
             print(f"{package} is left out: {python} does not have it", file=sys.stderr)

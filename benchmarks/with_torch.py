@@ -4,6 +4,7 @@ import argparse
 import math
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -186,6 +187,109 @@ class Vmap(Loop):
                 p.copy_(torch.tensordot(weights, stacked[name], 1))
 
 
+class Compiled(Loop):
+    """The loop over a network that ``torch.compile`` has made into fused kernels, forward and backward."""
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.plain, self.model = self.model, torch.compile(self.model)
+
+    def restart(self) -> None:
+        self.plain.load_state_dict(network(self.case).state_dict())
+
+
+class Graph(Loop):
+    """The loop with a local step captured in a CUDA graph: one launch for all of its operations."""
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        batch = int(case.sizes[0]) if case.batch is None else case.batch
+        self.rows = torch.zeros(batch, dtype=torch.int64, device=DEVICE)
+        self.graph = captured(self.step)
+
+    def step(self) -> None:
+        parameters = list(self.model.parameters())
+        gradients = torch.autograd.grad(self.loss(self.model(self.x[self.rows]), self.y[self.rows]), parameters)
+        with torch.no_grad():
+            torch._foreach_add_(parameters, gradients, alpha=-self.case.lr)
+
+    def local(self, client: int) -> None:
+        for rows in self.minibatches(client) + int(self.offsets[client]):
+            self.rows.copy_(rows)
+            self.graph.replay()
+
+
+class VmapGraph(Loop):
+    """All clients of the cohort at once, each local step of all of them captured in one CUDA graph.
+
+    What an expert would write for one GPU: the rows of a round are drawn by one operation, nothing is allocated in a
+    round, and clients that have finished take steps of length zero.
+    """
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        places = len(case.sizes) if case.cohort is None else case.cohort
+        self.batch = int(case.sizes.max()) if case.batch is None else case.batch
+        self.start = dict(self.model.named_parameters())
+        self.stacked = {name: p.detach().expand(places, *p.shape).clone() for name, p in self.start.items()}
+        self.rows = torch.zeros(places, self.batch, dtype=torch.int64, device=DEVICE)
+        self.lr = torch.zeros(places, device=DEVICE)
+        self.sizes, self.first, self.steps = (
+            torch.from_numpy(np.asarray(array)).to(DEVICE) for array in (case.sizes, self.offsets[:-1], case.steps)
+        )
+        self.gradient = vmap(grad(lambda params, x, y: self.loss(functional_call(self.model, params, (x,)), y)))
+        self.graph = captured(self.step)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        gradients = self.gradient(self.stacked, self.x[self.rows], self.y[self.rows])
+        for name, p in self.stacked.items():
+            p.sub_(gradients[name] * self.lr.view(-1, *[1] * (p.ndim - 1)))
+
+    def drawn(self, clients: torch.Tensor) -> torch.Tensor:
+        """[S, steps, batch] rows for as many steps as the slowest client of the cohort takes."""
+        case, sizes = self.case, self.sizes[clients]
+        most = int(case.steps[clients.cpu().numpy()].max())
+        if case.batch is None:
+            rows = torch.arange(self.batch, device=DEVICE).expand(len(clients), most, self.batch)
+        elif case.epoch:
+            order = torch.rand(len(clients), int(case.sizes.max()), device=DEVICE)
+            order[torch.arange(order.shape[1], device=DEVICE) >= sizes[:, None]] = 2
+            rows = order.argsort(dim=1)[:, : most * self.batch].view(len(clients), most, self.batch)
+            rows = torch.minimum(rows, sizes[:, None, None] - 1)  # of steps that are not taken
+        else:
+            uniform = torch.rand(len(clients), most, self.batch, device=DEVICE)
+            rows = (uniform * sizes[:, None, None]).long()
+        return rows + self.first[clients][:, None, None]
+
+    @torch.no_grad()
+    def round(self, cohort: np.ndarray) -> None:
+        weights = torch.from_numpy(self.case.weights[cohort] / self.case.weights[cohort].sum()).float().to(DEVICE)
+        clients = torch.from_numpy(cohort).to(DEVICE)
+        for name, p in self.start.items():
+            self.stacked[name].copy_(p.expand_as(self.stacked[name]))
+        for k, rows in enumerate(self.drawn(clients).unbind(1)):
+            self.rows.copy_(rows)
+            torch.mul(self.steps[clients] > k, self.case.lr, out=self.lr)
+            self.graph.replay()
+        for name, p in self.start.items():
+            p.copy_(torch.tensordot(weights, self.stacked[name], 1))
+
+
+def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """The operations of a step, recorded once; what it changes is to be set anew before a replay."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
 class Products(Loop):
     """The matrix products of the MLP's rounds and nothing else: a floor for any implementation.
 
@@ -221,14 +325,23 @@ class Products(Loop):
             worker.join()
 
 
+CONTENDERS = {
+    "loop": Loop,
+    "vmap": Vmap,
+    "compile": Compiled,
+    "graph": Graph,
+    "vmap-graph": VmapGraph,
+    "products": Products,
+}
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("contender", choices=["loop", "vmap", "products"])
+    parser.add_argument("contender", choices=list(CONTENDERS))
     parser.add_argument("case", choices=list(cases()))
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     case = cases()[options.case]
-    contender = {"loop": Loop, "vmap": Vmap, "products": Products}[options.contender]
+    contender = CONTENDERS[options.contender]
     serve(contender(case.small() if options.small else case))

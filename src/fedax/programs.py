@@ -11,7 +11,12 @@ import numpy as np
 _MOST = 128  # a program takes 40 to 80 memory maps, of which Linux allows a process 65,530, and 3 to 5 MiB
 
 
-def compiled(*, static: Sequence[str] = (), donate: Sequence[str] = ()) -> Callable[..., Callable[..., Any]]:
+def compiled(
+    *,
+    static: Sequence[str] = (),
+    donate: Sequence[str] = (),
+    options: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> Callable[..., Callable[..., Any]]:
     """A decorator like ``jax.jit``, but all functions together keep only the 128 programs that were used last.
 
     ``jax.jit`` keeps the programs of a function as long as the function exists, which is forever for one of a module,
@@ -20,6 +25,7 @@ def compiled(*, static: Sequence[str] = (), donate: Sequence[str] = ()) -> Calla
     Args:
         static: names of the arguments that are part of the program: hashable, compared by ``==``.
         donate: names of the arguments whose memory the program may use up.
+        options: the compiler's, of the static arguments by name.
 
     Example:
         >>> @compiled(static=["power"])
@@ -38,7 +44,8 @@ def compiled(*, static: Sequence[str] = (), donate: Sequence[str] = ()) -> Calla
             fixed = tuple((name, given.pop(name)) for name in static)
             leaves, structure = jax.tree.flatten(given)
             form = tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
-            return _program(function, tuple(donate), fixed, structure, form)(**given)
+            choices = () if options is None else tuple(options(dict(fixed)).items())
+            return _program(function, tuple(donate), choices, fixed, structure, form)(**given)
 
         return call
 
@@ -46,8 +53,10 @@ def compiled(*, static: Sequence[str] = (), donate: Sequence[str] = ()) -> Calla
 
 
 @functools.lru_cache(maxsize=_MOST)
-def _program(function: Callable[..., Any], donate: tuple[str, ...], fixed: Any, structure: Any, form: Any) -> Any:
+def _program(
+    function: Callable[..., Any], donate: tuple[str, ...], options: Any, fixed: Any, structure: Any, form: Any
+) -> Any:
     """A new jitted function for one program; when the cache drops it, JAX frees what it has compiled."""
     program = functools.partial(function, **dict(fixed))
     program.__name__ = function.__name__  # type: ignore[attr-defined]
-    return jax.jit(program, donate_argnames=donate)
+    return jax.jit(program, donate_argnames=donate, compiler_options=dict(options) or None)

@@ -34,7 +34,7 @@ from fedax.engine.loop import (
     stage_key,
 )
 from fedax.engine.places.device import Device, nothing, prepare, settle
-from fedax.engine.plan import Plan
+from fedax.engine.plan import Plan, loops
 from fedax.engine.timetable import Group, Timetable, together
 from fedax.programs import compiled
 from fedax.wire.sums import by_kind
@@ -190,4 +190,4 @@ def _begin(hyper: Hyper, fed: Tree, key: Array, x: Vector, upload: Tree, slots: 
     return begin(hyper, fed, key, x, upload, slots, plan)
 
 
-_advance = compiled(static=["plan"], donate=["state"])(some_groups)
+_advance = compiled(static=["plan"], donate=["state"], options=loops)(some_groups)

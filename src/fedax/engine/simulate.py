@@ -19,7 +19,7 @@ from fedax.engine.loop import State, Tally
 from fedax.engine.options import takes_former_options
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
-from fedax.engine.plan import Plan
+from fedax.engine.plan import Plan, loops
 from fedax.engine.private import of_public
 from fedax.errors import ConfigError, complete
 from fedax.federation.clock import Clock
@@ -232,4 +232,4 @@ def _prepare(hyper: Tree, fed: Tree, key: Array, x: Vector, plan: Plan) -> tuple
     return prepare(hyper, fed, key, x, plan)
 
 
-_advance = compiled(static=["plan"], donate=["state"])(some_rounds)
+_advance = compiled(static=["plan"], donate=["state"], options=loops)(some_rounds)

@@ -32,7 +32,7 @@ from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.loop import State, Tally
 from fedax.engine.options import takes_former_options, up_to_date
 from fedax.engine.places.device import prepare, some_rounds
-from fedax.engine.plan import Plan, is_small
+from fedax.engine.plan import Plan, is_small, loops
 from fedax.engine.simulate import program as alone
 from fedax.engine.timetable import Group, together
 from fedax.errors import ConfigError, complete
@@ -762,7 +762,7 @@ def _prepare(
     return _over_lanes(lane, mesh, each, varying, common, fed, keys, x, secrets)
 
 
-@compiled(static=["plan", "mesh", "data_axes"], donate=["state"])
+@compiled(static=["plan", "mesh", "data_axes"], donate=["state"], options=loops)
 def _advance(
     varying: Tree, common: Tree, fed: Tree, keys: Array, state: State, start: Tree, stop: Array, *,
     plan: Plan, mesh: Mesh | None, data_axes: str,
@@ -787,7 +787,7 @@ def _begin(
     return _over_lanes(lane, mesh, each, varying, common, fed, keys, x, upload)
 
 
-@compiled(static=["plan", "mesh", "data_axes"], donate=["state"])
+@compiled(static=["plan", "mesh", "data_axes"], donate=["state"], options=loops)
 def _some_groups(
     varying: Tree, common: Tree, fed: Tree, keys: Array, state: State, groups: Group, number: Array, *,
     plan: Plan, mesh: Mesh | None, data_axes: str,

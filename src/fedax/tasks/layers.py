@@ -23,6 +23,7 @@ Pads = tuple[tuple[int, int], tuple[int, int]]
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 _PRODUCTS_UP_TO = 9  # kernel entries, on a CPU
+_COPIES_UP_TO = 25  # the same on a GPU
 _CHANNELS = 32  # with at least so many channels of x and of the result, tiles are faster than shifted copies
 _FEW = 32  # up to so many outputs, a dense layer computes its gradient in a special way
 _TILES = 256  # tiles at a time: with 64 channels of float32 they take 1 MiB, a core's cache
@@ -52,7 +53,9 @@ def conv2d(
     and when clients with weights of their own are vectorised; larger ones, whose copies would be too many, become a
     convolution with both gradients written out. 3×3 kernels of stride 1 between many channels take tiles of 4×4 pixels
     to 2×2 outputs each by 16 products, where the definition has 36 (Lavin and Gray 2016, "Fast algorithms for
-    convolutional neural networks", F(2×2, 3×3), which rounds no worse). Elsewhere it is XLA's own.
+    convolutional neural networks", F(2×2, 3×3), which rounds no worse). On a GPU kernels up to 5×5 are products over
+    shifted copies, too: clients with weights of their own make a batch of products, where cuDNN's grouped convolutions
+    took up to three times as long. Elsewhere it is XLA's own.
 
     Example:
         >>> conv2d(jnp.ones((1, 3, 3, 1)), jnp.ones((3, 3, 1, 1)))[0, :, :, 0].tolist()
@@ -73,7 +76,10 @@ def conv2d(
         on_cpu = functools.partial(_shift_and_multiply, stride, pads)
     else:
         on_cpu = functools.partial(_convolve_in_loop, stride, pads)
-    return lax.platform_dependent(x, weights, cpu=on_cpu, default=functools.partial(_convolve, stride, pads))
+    native = functools.partial(_convolve, stride, pads)
+    copies = weights.shape[0] * weights.shape[1] <= _COPIES_UP_TO
+    on_gpu = functools.partial(_shift_and_multiply, stride, pads) if copies else native
+    return lax.platform_dependent(x, weights, cpu=on_cpu, cuda=on_gpu, rocm=on_gpu, default=native)
 
 
 def _convolve(stride: int, pads: Pads, x: Array, weights: Array) -> Array:
