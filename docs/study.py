@@ -262,7 +262,9 @@ def main() -> None:
         for name, part in re.findall(r"figures/([a-z]+)-([a-z0-9-]+)\.svg", text):
             drawn = figure(load(name), name, part)
             if drawn is not None:
-                write(drawn, FIGURES / f"{name}-{part}.svg")
+                path = FIGURES / f"{name}-{part}.svg"
+                write(drawn, path)
+                path.write_text(re.sub(r"\d+\.\d{3,}", lambda at: f"{float(at[0]):.2f}", path.read_text("utf-8")), "utf-8")
     hours = {name: sum(line["seconds"] for line in load(name).results.values()) / 3600 for name in there}
     print(json.dumps({name: round(value, 2) for name, value in hours.items()}), "hours of one core")
 
