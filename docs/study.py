@@ -262,9 +262,10 @@ def main() -> None:
         for name, part in re.findall(r"figures/([a-z]+)-([a-z0-9-]+)\.svg", text):
             drawn = figure(load(name), name, part)
             if drawn is not None:
-                path = FIGURES / f"{name}-{part}.svg"
-                write(drawn, path)
-                path.write_text(re.sub(r"\d+\.\d{3,}", lambda at: f"{float(at[0]):.2f}", path.read_text("utf-8")), "utf-8")
+                at = FIGURES / f"{name}-{part}.svg"
+                write(drawn, at)
+                short = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", at.read_text(encoding="utf-8"))
+                at.write_text(short, encoding="utf-8")  # in hundredths of a pixel
     hours = {name: sum(line["seconds"] for line in load(name).results.values()) / 3600 for name in there}
     print(json.dumps({name: round(value, 2) for name, value in hours.items()}), "hours of one core")
 

@@ -72,7 +72,9 @@ def test_examples_that_have_no_room_stream_by_themselves(monkeypatch):
     for room, streams in ((2 * size, False), (2 * size - 2, True)):
         monkeypatch.setattr(job, "device_bytes", lambda room=room: room)
         assert job.streamed(None, DATA, slice(0, 5), 1) is streams
-        assert job.streamed(None, DATA, slice(0, 5), 2)  # on CPUs each device has a copy
+        for kind, held in (("cpu", True), ("gpu", streams)):  # on a CPU, all copies of the examples are in one memory
+            monkeypatch.setattr(jax, "default_backend", lambda kind=kind: kind)
+            assert job.streamed(None, DATA, slice(0, 5), 2) is held
     assert job.streamed(False, DATA, slice(0, 5), 1) is False
 
 

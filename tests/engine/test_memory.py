@@ -92,6 +92,8 @@ def test_a_disk_that_is_full_is_an_error(tmp_path, monkeypatch):
 def test_the_first_place_with_room_is_taken(monkeypatch):
     row = jax.ShapeDtypeStruct((1024,), jnp.float32)
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**20}.get)  # 4 GiB
+    monkeypatch.setattr(memory, "device_bytes", memory.host_bytes)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
 
     def place(number, devices=1, full=False):
         return memory.where("auto", number, row, devices, full)

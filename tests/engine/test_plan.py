@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import fedax
+from fedax.engine import plan as plans
 from fedax.engine.job import make_job
-from fedax.engine.plan import ExchangeForm, make_plan
+from fedax.engine.plan import ExchangeForm, loops, make_plan
 from fedax.federation.census import Census
 from fedax.wire.wire import Wire
 
@@ -22,6 +23,26 @@ def test_a_server_without_data_makes_the_same_plan(work):
     assert census.num_clients == 5 and census.max_size == 6
     assert make_plan(census, job.plan.task, job.x, work, 2, fedax.Full(), Wire()) == job.plan
     assert jax.tree.map(lambda leaf: leaf.shape, census.examples(7)) == {"x": (7, 3), "y": (7,)}
+
+
+def test_loops_are_graphs_where_a_gpu_would_wait_for_their_start(monkeypatch):
+    def plan(chunk_size=None, **options):
+        place = fedax.Place(chunk_size=chunk_size)
+        return make_job(fedax.create("fedavg"), TASK, DATA, rounds=2, place=place, **options).plan
+
+    assert not plan().graphs and loops({"plan": plan()}) == {}
+    monkeypatch.setattr(plans.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(plans, "_STARTED", 3 * 2 * 4)  # clients side by side × batch × parameters
+    assert plan(3, batch_size=2).graphs and not plan(3, batch_size=3).graphs
+    assert "WHILE" in loops({"plan": plan(3, batch_size=2)})["xla_gpu_enable_command_buffer"].split(",")
+    assert loops({"plan": plan(4, batch_size=2)}) == {}
+    # A compiler that does not know the option is not given it.
+    monkeypatch.setattr(plans, "_GRAPHS", "xla_gpu_no_such_option")
+    plans._knows_graphs.cache_clear()
+    try:
+        assert loops({"plan": plan(3, batch_size=2)}) == {}
+    finally:
+        plans._knows_graphs.cache_clear()
 
 
 def test_a_form_counts_each_array_once_and_what_was_sent_before_not_at_all():

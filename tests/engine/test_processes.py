@@ -51,7 +51,9 @@ def port() -> int:
 
 
 def start(command, launcher=(), **variables):
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(ROOT / "src")} | variables
+    # Of one machine's GPUs each belongs to one process; the tests have more of these.
+    own = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | own | variables
     kept = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environment}
     return subprocess.Popen([*launcher, sys.executable, *map(str, command)], **kept)
 
@@ -303,3 +305,16 @@ def test_a_sweep_is_refused(monkeypatch):
     monkeypatch.setattr(processes, "count", lambda: 2)
     with pytest.raises(ConfigError, match="processes = 2"):
         fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.2]}, None, DATA, rounds=1)
+
+
+def test_two_processes_on_one_gpu_are_told_so(monkeypatch):
+    def sync(name):
+        raise jax.errors.JaxRuntimeError(
+            "INTERNAL: NCCL operation ncclCommInitRankConfig(…) failed: invalid usage. Last NCCL warning(error) "
+            "log entry (may be unrelated) 'Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60'."
+        )
+
+    monkeypatch.setattr(processes.jax.distributed, "initialize", lambda *args, **kwargs: None)
+    monkeypatch.setattr(processes.multihost_utils, "sync_global_devices", sync)
+    with pytest.raises(ConfigError, match="distributed = 'a:1': two processes have the same GPU; give each a GPU"):
+        processes.connect("a:1", 2, 0)

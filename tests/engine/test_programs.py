@@ -69,3 +69,13 @@ def test_many_tasks_leave_no_programs_behind(room, memory):
     room(4)  # less than a run's
     counts = [maps_after_another_task() for _ in range(4)]
     assert counts[3] - counts[1] < 10, counts  # a run's programs have more than fifty
+
+
+def test_the_compiler_gets_the_options_of_the_static_arguments():
+    @programs.compiled(static=["by"], options=lambda static: {"xla_no_such_option": True} if static["by"] > 2 else {})
+    def scaled(x, by):
+        return x * by
+
+    assert scaled(jnp.ones(2), 2).tolist() == [2.0, 2.0]
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        scaled(jnp.ones(2), 3)

@@ -347,7 +347,9 @@ def test_a_bfloat16_task_in_a_sweep_and_in_a_diagnosis(mixed):
     sweep = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.05, 0.02]}, MIXED, DATA, **options)
     first = sweep.runs[0][0]
     assert types(first.params) == {"w": "bfloat16", "b": "float32"}
-    np.testing.assert_allclose(first.history["train_loss"], mixed[0].history["train_loss"], rtol=1e-5)
+    # On a GPU XLA leaves out casts to bfloat16 within a fused operation, and fuses the sweep's in another way.
+    close = 1e-5 if jax.default_backend() == "cpu" else 2**-8
+    np.testing.assert_allclose(first.history["train_loss"], mixed[0].history["train_loss"], rtol=close)
     points = [None, mixed[0].params]
     narrow, wide = (fedax.theory.diagnose(fedax.create("fedavg"), task, DATA, points=points) for task in (MIXED, TASK))
     for a, b in zip(narrow.points, wide.points, strict=True):

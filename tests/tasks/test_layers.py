@@ -71,6 +71,23 @@ def test_convolution_and_its_gradients_are_those_of_xla(kernel, stride, padding)
     close(*pulled(both, g, x, w))
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (7, 7)])
+def test_convolution_and_its_gradients_as_on_a_gpu(kernel, stride, monkeypatch):
+    monkeypatch.setattr(lax, "platform_dependent", lambda *xs, cuda, **others: cuda(*xs))
+    x, w = normal(2, 8, 7, 3), normal(*kernel, 3, 4)
+    both = [functools.partial(conv, stride=stride) for conv in (conv2d, reference)]
+    g = normal(*shape_of(both[1], x, w))
+    close(*pulled(both, g, x, w))
+
+
+@pytest.mark.parametrize(("side", "native"), [(3, False), (5, False), (7, True)])
+def test_clients_side_by_side_on_a_gpu_have_products_and_not_grouped_convolutions(side, native):
+    x, w = jax.ShapeDtypeStruct((4, 2, 8, 8, 3), jnp.float32), jax.ShapeDtypeStruct((4, side, side, 3, 4), jnp.float32)
+    text = jax.jit(jax.vmap(conv2d)).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    assert ("convolution" in text) is native and ("dot_general" in text) is not native
+
+
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize(("examples", "h", "w", "i", "o"), [(6, 8, 8, 32, 40), (3, 9, 11, 64, 32), (4, 36, 33, 32, 32)])
 def test_convolution_by_tiles_and_its_gradients(examples, h, w, i, o, padding):
