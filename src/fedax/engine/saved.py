@@ -343,7 +343,8 @@ def load_model(path: Path, task: Task | None = None) -> Model:
     labels = None if about is None or about.labels is None else tuple(about.labels)
     params = _checked_params(path, tensors, form)
     if example and task.outputs is not None:
-        batch = {name: jax.ShapeDtypeStruct((1, *shape), np.dtype(kind)) for name, (shape, kind) in example.items()}
+        kind = jax.dtypes.canonicalize_dtype  # JAX 0.11 warns of a type that it would narrow
+        batch = {name: jax.ShapeDtypeStruct((1, *shape), kind(dtype)) for name, (shape, dtype) in example.items()}
         try:
             trained = task.trained
             assert trained.outputs is not None
