@@ -54,6 +54,7 @@ class Plan:
         watched: whether clients may be left out, or rounds be skipped.
         stops: whether the run ends where an upload is left out.
         graphs: whether loops run as CUDA graphs, as steps take less time on a GPU than their start.
+        precision: of products, as of :class:`Place`.
     """
 
     task: Task
@@ -71,6 +72,7 @@ class Plan:
     watched: bool
     stops: bool
     graphs: bool = False
+    precision: str | None = None
 
     @property
     def devices(self) -> int:
@@ -185,6 +187,7 @@ def make_plan(
         watched=(participation.may_fail and wire.privacy is None) or wire.excludes,  # that a cohort is empty is private
         stops=wire.guard is not None and wire.guard.stop,
         graphs=jax.default_backend() == "gpu" and mesh is None and chunk_size * batch * x.size <= _STARTED,
+        precision=place.precision,
     )
 
 
