@@ -29,6 +29,7 @@ EXAMPLES = [
     fedax.Dropout(fedax.Full(), [0.5, 0.1]), fedax.Dropout(Uniform, available=[[True, False], [False, True]]),
     fedax.Range(0.01, 1), fedax.Range(-1, 1, 3, log=False), fedax.Patience(), fedax.Patience("val_auc", 3, 0.1, True),
     fedax.Place(), fedax.Place(chunk_size=8, client_memory="host", stream=True),
+    fedax.Place(precision="float32"),
     fedax.Checkpoints("run"), fedax.Checkpoints("run", 10, None, 3, "test_accuracy", True),
     fedax.Poisson(0.5), fedax.Cyclic(3), fedax.Cyclic(3, 1), fedax.AdaptiveClip(), fedax.AdaptiveClip(0.9, 0.1, 2.0),
     fedax.DP(1.0, 0.5, 1e-5), fedax.DP(1.0, 0.5, 1e-5, 3.0, fedax.AdaptiveClip(0.9), True),

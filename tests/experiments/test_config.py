@@ -91,6 +91,17 @@ def test_the_objects_are_those_configured():
     assert experiment.classes == [str(c) for c in range(10)]
 
 
+def test_the_settings_of_the_place():
+    run = GOOD["run"] | {"chunk_size": 2, "precision": "tensorfloat32"}
+    experiment = build(GOOD | {"run": run})
+    assert experiment.options["place"] == fedax.Place(chunk_size=2, precision="tensorfloat32")
+    assert build(tomllib.loads(toml.dumps(experiment.config))).config == experiment.config
+    assert [experiment.config["run"][name] for name in ("chunk_size", "precision")] == [2, "tensorfloat32"]
+    (label, *_) = experiment.methods
+    for problem in (experiment.problem(label), experiment.problem_alone(0.1)):  # what nodes have to know
+        assert problem["run"] == {"precision": "tensorfloat32"}
+
+
 def test_the_resolved_configuration_builds_the_same_again():
     first = build(GOOD)
     again = build(tomllib.loads(toml.dumps(first.config)))
@@ -278,6 +289,7 @@ BAD = [
     (put(participation={"dropout": 0.5, "available": [[True]]}), "participation.dropout.rate", "one of them"),
     (put(participation={"available": [[True] * 4]}), "participation.dropout.available", "3 rounds"),
     (put(participation={"available": [[1, 0]]}), "participation.dropout.available", "booleans"),
+    (put(run={"precision": "half"}), "run.precision = 'half'", "'float32', 'tensorfloat32' or 'bfloat16'"),
     (put(run={"guard": {"largest": 0}}), "run.guard.largest = 0", "(0, ∞)"),
     (put(run={"guard": {"most": 1}}), "run.guard.most", "There are: largest, stop"),
     (put(run={"guard": "yes"}), "run.guard", "valid"),

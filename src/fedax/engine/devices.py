@@ -1,5 +1,6 @@
 """Where the clients of a simulation run: the devices, and where what does not fit on them stays."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -10,12 +11,15 @@ from fedax.errors import ConfigError
 from fedax.numbers import host_bytes
 
 AXIS = "clients"
+PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
 _WORTH = 2**17  # multiply-adds of a device's share of a round from which on spreading it pays
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the clients of a simulation run. The results are the same everywhere, up to the order of sums.
+    """Where the clients of a simulation run, and how it multiplies.
+
+    The results are the same everywhere, up to the order of sums; another ``precision`` gives others.
 
     Args:
         chunk_size: clients that run side by side on a device, at least 1; default: chosen by the model's and the
@@ -27,16 +31,42 @@ class Place:
             file has no name and goes with the run.
         stream: whether the examples stay in host memory, or in the file that they are mapped from, and go to the device
             cohort by cohort; default: where they would take more than half of the device's memory.
+        precision: to which factors are rounded in matrix products and convolutions of float32 numbers, in training
+            and evaluation: ``"float32"``, ``"tensorfloat32"`` (11 significant bits), ``"bfloat16"`` (8). A device that
+            lacks one takes the next better: GPUs ``"tensorfloat32"`` for ``"bfloat16"``, CPUs ``"float32"`` for all.
+            Default: JAX's own, which is ``"bfloat16"`` unless ``JAX_DEFAULT_MATMUL_PRECISION`` says otherwise.
+
+    Raises:
+        ConfigError: another ``precision``; the other arguments are checked by the run.
 
     Example:
         >>> Place(chunk_size=8, client_memory="host")
-        Place(chunk_size=8, mesh=None, client_memory='host', stream=None)
+        Place(chunk_size=8, mesh=None, client_memory='host', stream=None, precision=None)
     """
 
     chunk_size: int | None = None
     mesh: Mesh | None = None
     client_memory: str = "auto"
     stream: bool | None = None
+    precision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision is not None and self.precision not in PRECISIONS:
+            raise ConfigError("precision", self.precision, f"give one of: {', '.join(PRECISIONS)}; or None: JAX's own")
+
+
+def in_precision(precision: str | None) -> contextlib.AbstractContextManager[None]:
+    """A context in which JAX traces products of a place's ``precision``.
+
+    Example:
+        >>> with in_precision("float32"):
+        ...     jax.default_matmul_precision.value
+        'float32'
+    """
+    if precision is None:
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[None] = jax.default_matmul_precision(precision)
+    return context
 
 
 def cores(places: int, work: float) -> Mesh | None:

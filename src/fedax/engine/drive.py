@@ -13,6 +13,7 @@ import numpy as np
 from fedax.contract.types import Tree, Unknown
 from fedax.engine import private, processes
 from fedax.engine.checkpoint import Keeper, SavedRun, Snapshot
+from fedax.engine.devices import in_precision
 from fedax.engine.evaluate import columns, public_columns
 from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
@@ -79,11 +80,12 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | 
     seconds = 0.0
     if keeper is None or not _restore_finished(lanes, watch, keeper):
         runs = _RunsInProgress(program, lanes, watch, keeper)
-        seconds = runs.begin() / len(jobs)
-        for stop in runs.stops():
-            runs.advance(stop)
-            runs.record()
-            runs.save()
+        with in_precision(jobs[0].plan.precision):
+            seconds = runs.begin() / len(jobs)
+            for stop in runs.stops():
+                runs.advance(stop)
+                runs.record()
+                runs.save()
     for lane in lanes:
         if (warning := lane.conclude()) is not None:
             warnings.warn(*warning, stacklevel=caller_level())

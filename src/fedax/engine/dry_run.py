@@ -16,6 +16,7 @@ from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector, spelled
+from fedax.engine.devices import in_precision
 from fedax.engine.identity import digest
 from fedax.engine.loop import Federation, Hyper
 from fedax.engine.places.device import first_state, one_round, prepare
@@ -57,7 +58,9 @@ def dry_run(hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan) ->
     Raises:
         CodeError, ConfigError: a function of the task or of the method does not return what it should.
     """
-    return _dry_run(*_signature((hyper, fed, key, x)), plan, jax.config.read("jax_enable_x64"))
+    with in_precision(plan.precision):
+        types = jax.config.read("jax_enable_x64"), jax.default_matmul_precision.value
+        return _dry_run(*_signature((hyper, fed, key, x)), plan, types)
 
 
 def _signature(arguments: Unknown) -> tuple[Unknown, tuple[Tree, ...]]:
@@ -67,7 +70,7 @@ def _signature(arguments: Unknown) -> tuple[Unknown, tuple[Tree, ...]]:
 
 
 @functools.lru_cache(maxsize=256)
-def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: Plan, x64: bool) -> DryRun:
+def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: Plan, types: tuple[bool, str | None]) -> DryRun:
     hyper, fed, key, x = jax.tree.unflatten(structure, leaves)
     algorithm = hyper.method
     _check_task(plan, fed.examples, x)

@@ -26,6 +26,7 @@ from fedax.contract.schedule import Piecewise, PowerDecay, Schedule
 from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
+from fedax.engine.devices import in_precision
 from fedax.engine.options import Options
 from fedax.federation.census import Census
 from fedax.metrics import Metric
@@ -73,6 +74,7 @@ def identity(
         "seed": str(options.seed),
         "task": _task(task),
     }
+    texts |= {} if plan.precision is None else {"precision": plan.precision}
     texts |= {f"task.metrics[{name!r}]": _without_addresses(repr(each)) for name, each in task.whole_metrics.items()}
     if frozen := jax.tree_util.tree_leaves_with_path(task.frozen):
         names = ", ".join(jax.tree_util.keystr(at) for at, _ in frozen)
@@ -86,7 +88,9 @@ def identity(
     texts |= settings_of(hyper)
     for name, part in (("clock", options.clock), ("pace", options.pace)):
         texts |= {} if part is None else _texts(name, part)
-    return texts | _task_programs(task.trained, x.tree, census.examples(2)) | {f"{_PROGRAM}a round": round_program}
+    with in_precision(plan.precision):
+        programs = _task_programs(task.trained, x.tree, census.examples(2))
+    return texts | programs | {f"{_PROGRAM}a round": round_program}
 
 
 def _task(task: Task) -> str:
@@ -230,7 +234,7 @@ def _task_programs(task: Task, params: Tree, examples: Tree) -> dict[str, str]:
     """The digests of a task's programs, traced once: JAX, too, assumes that a task's functions do not change."""
     leaves, structure = jax.tree.flatten((params, examples))
     known = _known_programs.setdefault(task, {})
-    at = (structure, *((leaf.shape, leaf.dtype) for leaf in leaves))
+    at = (structure, jax.default_matmul_precision.value, *((leaf.shape, leaf.dtype) for leaf in leaves))
     if at not in known:
         key = jax.eval_shape(lambda: jax.random.key(0))
         losses = lambda tree, batch, key: (task.loss(tree, batch, key), task.loss(tree, batch, None))  # noqa: E731

@@ -72,7 +72,7 @@ class Options:
         return Wire(self.faults, self.guard, self.aggregate, self.privacy, compression.down, secure=self.secure)
 
 
-_OF_PLACE = tuple(each.name for each in dataclasses.fields(Place))
+_OF_PLACE = ("chunk_size", "mesh", "client_memory", "stream")
 _OF_TASK = ("grad_norm", "density", "per_client", "trainable")
 
 
@@ -87,7 +87,7 @@ def up_to_date(options: Mapping[str, Unknown]) -> dict[str, Unknown]:
 
     Example:
         >>> up_to_date({"rounds": 3, "place": Place(chunk_size=2)})
-        {'rounds': 3, 'place': Place(chunk_size=2, mesh=None, client_memory='auto', stream=None)}
+        {'rounds': 3, 'place': Place(chunk_size=2, mesh=None, client_memory='auto', stream=None, precision=None)}
     """
     found = dict(options)
     former = {name: found.pop(name) for name in _OF_PLACE if name in found}

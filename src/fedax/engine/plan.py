@@ -15,7 +15,8 @@ from fedax.contract.oracle import OracleCalls
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine import processes
-from fedax.engine.devices import Place, check_mesh, cores
+from fedax.engine.devices import Place, check_mesh, cores, device_bytes, in_precision
+from fedax.engine.peak import gradient_bytes
 from fedax.federation.census import Census
 from fedax.federation.participation import Dropout, Full, Participation, WithoutLate
 from fedax.federation.work import Work
@@ -31,6 +32,8 @@ _START = 3  # clients' worth of work that starting the operations of a local ste
 _STARTED = 2**23
 _GRAPHS = "xla_gpu_enable_command_buffer"
 _IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE"  # the defaults, and loops
+_AT_ONCE = 2**28  # parameters of the models that run side by side on an accelerator
+_SHARE = 0.5  # of an accelerator's memory, for gradients side by side; examples and client memory have the rest
 _TINY = 2**13  # parameters × examples of a step, whose arithmetic takes as long as all else that a step does
 
 
@@ -54,6 +57,7 @@ class Plan:
         watched: whether clients may be left out, or rounds be skipped.
         stops: whether the run ends where an upload is left out.
         graphs: whether loops run as CUDA graphs, as steps take less time on a GPU than their start.
+        precision: of products, as of :class:`Place`.
     """
 
     task: Task
@@ -71,6 +75,7 @@ class Plan:
     watched: bool
     stops: bool
     graphs: bool = False
+    precision: str | None = None
 
     @property
     def devices(self) -> int:
@@ -165,7 +170,11 @@ def make_plan(
     else:
         mesh = check_mesh(place.mesh)
     places = -(-places // (processes.count() * (1 if mesh is None else mesh.size)))
-    if chunk_size is None:
+    if chunk_size is None and jax.default_backend() != "cpu":
+        with in_precision(place.precision):
+            fit = fitting(task, x, census, batch_size)
+        chunk_size = max(1, min(places, _AT_ONCE // max(1, x.size), fit))
+    elif chunk_size is None:
         chunk_size = _chunk_size(x, places, usual, batch)
     else:
         check_count("chunk_size", chunk_size)
@@ -185,6 +194,7 @@ def make_plan(
         watched=(participation.may_fail and wire.privacy is None) or wire.excludes,  # that a cohort is empty is private
         stops=wire.guard is not None and wire.guard.stop,
         graphs=jax.default_backend() == "gpu" and mesh is None and chunk_size * batch * x.size <= _STARTED,
+        precision=place.precision,
     )
 
 
@@ -219,17 +229,14 @@ def _missing(participation: Participation, num_clients: int, wire: Wire) -> str 
 
 
 def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray, batch: float) -> int:
-    """How many clients run side by side.
+    """How many clients run side by side on a CPU.
 
     Small models are bound by the cost of starting an operation, and gain from wide ones; a large or a convolutional
     model keeps a core busy by itself and gains from staying in the cache. A chunk takes as many steps as its slowest
     client, so where clients take unequal steps a narrower chunk wastes less: of those that stay in the cache, the width
     is the one that would take a cohort of usual clients the least time, if starting the operations of a step costs as
     much as ``_START`` clients' share of them, and less where that share is more than that of a ``_TINY`` step.
-    On accelerators wide chunks win until memory is full.
     """
-    if jax.default_backend() != "cpu":
-        return max(1, min(places, 2**28 // max(1, x.size)))
     if not is_small(x):
         return 1
     slowest_first = np.sort(usual_steps)[::-1]
@@ -238,6 +245,15 @@ def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray, batch: float) -
     widths = [min(most, 2**k) for k in range(math.ceil(math.log2(most)) + 1)]
     start = _START / (1 + x.size * batch / _TINY)
     return int(min(widths, key=lambda width: cohort[::width].sum() * (start + width)))
+
+
+def fitting(task: Task, x: Vector, census: Census, batch_size: int | None) -> int:
+    """How many gradients an accelerator has room for side by side, where wide chunks win until memory is full.
+
+    On an H200 a round of 10 clients of a small convolutional network took 8.9 ms one at a time, 6.9 with 2 side by
+    side, 5.1 with 5 and 4.5 with 10.
+    """
+    return int(device_bytes() * _SHARE) // max(1, gradient_bytes(task, x.tree, census, batch_size))
 
 
 def is_small(x: Tree) -> bool:

@@ -24,7 +24,7 @@ from fedax.data.federated import FederatedData
 from fedax.engine import processes, secret
 from fedax.engine.asynchronous import begin, no_upload, some_groups, timetable_of
 from fedax.engine.checkpoint import Checkpoints, Keeper, discard, present
-from fedax.engine.devices import Place
+from fedax.engine.devices import Place, in_precision
 from fedax.engine.drive import drive
 from fedax.engine.evaluate import model_after, of_model, on_host, rows, with_objective
 from fedax.engine.history import FAILED, Run
@@ -32,7 +32,7 @@ from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.loop import State, Tally
 from fedax.engine.options import takes_former_options, up_to_date
 from fedax.engine.places.device import prepare, some_rounds
-from fedax.engine.plan import Plan, is_small, loops
+from fedax.engine.plan import Plan, fitting, is_small, loops
 from fedax.engine.simulate import program as alone
 from fedax.engine.timetable import Group, together
 from fedax.errors import ConfigError, complete
@@ -555,7 +555,10 @@ def _width(job: Job) -> int:
         held = job.plan.chunk_size + 4 * (
             1 + len(jax.tree.leaves(job.hyper.method.init_client(job.x))) * job.plan.num_clients
         )
-        return max(1, 2**30 // (size * held))
+        plan = job.plan
+        with in_precision(plan.precision):
+            fit = fitting(plan.task, job.x, job.census, plan.batch_size) // plan.chunk_size
+        return max(1, min(2**30 // (size * held), fit))
     if not is_small(job.x):
         return 1
     devices = 1 if job.plan.mesh else len(jax.local_devices())

@@ -20,6 +20,7 @@ import numpy as np
 
 import fedax
 from fedax.columns import better, describe, show
+from fedax.engine.devices import in_precision
 from fedax.engine.job import make_job, start
 from fedax.engine.places.fleet import Figures, Fleet
 from fedax.engine.places.questions import Problem, client_round, order, program_of
@@ -174,13 +175,15 @@ def add_table(
     if test is None:
         _add_table_of_nodes(experiment, folder, label, seed, params)
         return
-    table = _evaluated(whole_task(experiment.task), params, test)
+    table = _evaluated(experiment, params, test)
     write_table(table_path(folder, label, seed), table._replace(arrivals=arrivals))
 
 
-def _evaluated(task: fedax.Task, params: Any, test: fedax.FederatedData, models: Any = None) -> ClientTable:
+def _evaluated(experiment: Experiment, params: Any, test: fedax.FederatedData, models: Any = None) -> ClientTable:
     """The table of a model, or of one for each client."""
-    table = fedax.evaluate(task, params, test, params_per_client=models)
+    task = whole_task(experiment.task) if models is None else experiment.task
+    with in_precision(experiment.config["run"].get("precision")):
+        table = fedax.evaluate(task, params, test, params_per_client=models)
     figures = {name: table[name].to_numpy(float) for name in table.columns if name not in ("name", "n")}
     return ClientTable(list(table["name"]), table["n"].to_numpy(), figures)
 
@@ -301,20 +304,21 @@ def _baseline(experiment: Experiment, label: str, seed: int, data: Any, test: An
         if label == "pooled":
             pooled = fedax.FederatedData(data.examples, [data.num_examples], _finite=True)
             pooled_run = fedax.simulate(fedax.create("fedavg", lr=lr), task, pooled, **options)
-            return _evaluated(whole_task(task), pooled_run.params, test)
+            return _evaluated(experiment, pooled_run.params, test)
         local_run = fedax.simulate(LocalOnly(lr), task, data, **options)
     places = {data.name(i): i for i in range(data.num_clients)}
     rows = np.array([places[test.name(i)] for i in range(test.num_clients)])
     memory: Any = local_run.memory
     memory = memory[rows] if hasattr(memory, "kept") else jax.tree.map(lambda leaf: np.asarray(leaf)[rows], memory)
-    return _evaluated(task, None, test, memory.tree)
+    return _evaluated(experiment, None, test, memory.tree)
 
 
 def _options(experiment: Experiment, seed: int, rounds: int) -> dict[str, Any]:
     """The arguments of a baseline's run: so many passes over the data, evaluated at the end."""
     options = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "work": fedax.Epochs(1)}
-    batch_size, params = experiment.config["run"].get("batch_size"), experiment.options.get("params")
-    return options | {"batch_size": batch_size, "params": params}
+    run, params = experiment.config["run"], experiment.options.get("params")
+    place = fedax.Place(precision=run.get("precision"))
+    return options | {"batch_size": run.get("batch_size"), "params": params, "place": place}
 
 
 def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: int, rounds: int) -> None:

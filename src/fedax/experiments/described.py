@@ -23,6 +23,7 @@ from fedax.experiments.config.codec import (
     FROM_DATA,
     PACE,
     PARTICIPATIONS,
+    PLACE,
     PRIVACY,
     RUN,
     WORKS,
@@ -171,7 +172,7 @@ def run(seeds: Sequence[int], options: Mapping[str, Any], task: fedax.Task) -> T
     if "density" in task.run_metrics:
         settings["density"] = setting(task.run_metrics["density"].threshold)
     if (place := options.get("place")) is not None:
-        settings["chunk_size"] = setting(place.chunk_size)
+        settings |= {name: setting(getattr(place, name)) for name in PLACE}
     for name, codec in RUN.items():
         if (part := options.get(ARGUMENTS.get(name, name))) is not None:
             settings[name] = codec.write(part)

@@ -11,6 +11,7 @@ import safetensors
 import fedax
 from fedax.engine import by_client
 from fedax.engine.checkpoint import write_tensors
+from fedax.engine.devices import in_precision
 from fedax.engine.saved import read_model
 from fedax.errors import DamagedWarning
 from fedax.experiments.chance import fixed_part
@@ -63,7 +64,8 @@ def add(experiment: Experiment, folder: Path, label: str, seed: int, params: Any
         return
     part, measure = stored
     held = getattr(experiment, part)
-    values = by_client.each_example(whole_task(experiment.task), params, held)[measure]
+    with in_precision(experiment.config["run"].get("precision")):
+        values = by_client.each_example(whole_task(experiment.task), params, held)[measure]
     sizes = held.sizes if isinstance(held, fedax.FederatedData) else [len(values)]
     path = path_of(folder, label, seed)
     path.parent.mkdir(exist_ok=True)

@@ -39,6 +39,7 @@ from fedax.engine import by_client
 from fedax.engine.checkpoint import WRITING, damage, write_tensors
 from fedax.engine.checks import labels_of, pooled_of
 from fedax.engine.clients import ClientResult, SharedInputs, client_program, contribute
+from fedax.engine.devices import in_precision
 from fedax.engine.dry_run import DryRun
 from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.job import (
@@ -233,7 +234,9 @@ class Site:
                 raise NodeError(
                     "the clients at this node, their examples, or its versions, are others than when the run began"
                 )
-            answer_ = kinds[kind](head, message.tensors)
+            problem = head.get("problem") or head.get("job", {}).get("problem", {})
+            with in_precision(problem.get("run", {}).get("precision")):
+                answer_ = kinds[kind](head, message.tensors)
         except Repeated as error:  # the server may go on without this node's clients
             answer_ = Message(_echo(head) | {"repeated": str(error)})
         except FedaxError as error:

@@ -245,6 +245,7 @@ RUN: dict[str, Codec] = {
     "compress": _CompressionCodec(),
 }
 ARGUMENTS = {"patience": "until"}  # setting -> argument of :func:`fedax.simulate`, where the names differ
+PLACE = ("chunk_size", "precision")  # the settings that belong to the place
 WIRE = ("guard", "aggregate", "faults", "compress", "secure")  # the settings that belong to the wire
 
 # Objects that a hyper-parameter may be, besides a number or a word.
@@ -316,10 +317,10 @@ def _written_arguments(part: Any) -> Table:
 def options_of(run: Table) -> Table:
     """The section ``run`` as arguments of :func:`fedax.simulate`, without the seeds."""
     of_experiment = ("seeds", "split_seeds", "judge", "metrics", "grad_norm", "density", "patience", "baselines")
-    handled_elsewhere = (*of_experiment, "chunk_size")
+    handled_elsewhere = (*of_experiment, *PLACE)
     options = {name: value for name, value in run.items() if name not in handled_elsewhere}
-    if run.get("chunk_size") is not None:
-        options["place"] = fedax.Place(chunk_size=run["chunk_size"])
+    if place := {name: run[name] for name in PLACE if run.get(name) is not None}:
+        options["place"] = fedax.Place(**place)
     for name, codec in RUN.items():
         if (given := run.get(name)) is not None:
             options[ARGUMENTS.get(name, name)] = codec.read(f"run.{name}", given)

@@ -98,11 +98,12 @@ class Experiment:
     def problem_alone(self, lr: float) -> Table:
         """As :meth:`problem`, for the baseline where each client trains alone."""
         table = self._problem({"name": LOCAL_ONLY, "label": LOCAL_ONLY, "lr": lr})
-        metrics = {name: value for name, value in table["run"].items() if name == "metrics"}
-        return {name: part for name, part in table.items() if name != "privacy"} | {"run": metrics}
+        run = {name: value for name, value in table["run"].items() if name in ("metrics", "precision")}
+        return {name: part for name, part in table.items() if name != "privacy"} | {"run": run}
 
     def _problem(self, method: Table) -> Table:
-        run = {name: self.config["run"][name] for name in (*codec.WIRE, "metrics") if name in self.config["run"]}
+        kept = (*codec.WIRE, "metrics", "precision")
+        run = {name: self.config["run"][name] for name in kept if name in self.config["run"]}
         private = {"privacy": self.config["privacy"]} if "privacy" in self.config else {}
         places = [table["name"].rpartition(":")[0] for table in (self.model, method)]
         code = {place: source.digest for place, source in self.code.items() if place in places}

@@ -95,7 +95,8 @@ class RunSection(Section):
     evaluate_every: Count | None = None
     grad_norm: bool = False
     density: pydantic.NonNegativeFloat | None = None
-    chunk_size: Count | None = None  # of the place
+    chunk_size: Count | None = None  # of the place, as the next
+    precision: Literal["float32", "tensorfloat32", "bfloat16"] | None = None
     guard: bool | Table | None = None
     aggregate: str | Table | None = None
     faults: Table | None = None
