@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import fedax
 from fedax.engine import timetable as engine_timetable
@@ -111,6 +112,49 @@ def test_a_run_goes_on_bit_for_bit(name, stop, tmp_path):
     assert {name: column[-1] for name, column in again.history.items() if name != "seconds"} == ends
     with pytest.raises(fedax.CheckpointError, match=r"pace.buffer was 4, is 3"):
         run(method, dataclasses.replace(pace, buffer=3), rounds=12, checkpoint=kept)
+
+
+FOUR = pytest.mark.skipif(len(jax.devices()) < 4, reason="needs 4 devices: jax_num_cpu_devices was set to fewer")
+
+
+def on(devices, chunk_size=None):
+    return {"place": fedax.Place(chunk_size, Mesh(np.array(jax.devices()[:devices]), ("clients",)))}
+
+
+@FOUR
+@pytest.mark.parametrize("chunk_size", [1, None])
+@pytest.mark.parametrize(
+    ("name", "which", "options"),
+    [
+        ("scaffold", "idle", {}),
+        ("scaffold", "idle", {"work": fedax.Steps(3)}),
+        ("fedbuff", "a buffer", {"guard": True, "faults": fedax.Faults([2], sends=np.nan)}),
+        ("fedbuff", "a buffer", {"work": fedax.Steps(3), "aggregate": fedax.CoordinateMedian()}),
+        ("fedbuff", "thrown away", {}),
+    ],
+)
+def test_on_a_mesh_each_device_keeps_what_its_clients_sent(name, which, options, chunk_size):
+    method = fedax.create(name, lr=LR)
+    one, *several = (run(method, PACES[which], **options, **on(devices, chunk_size)) for devices in (1, 2, 4))
+    for other in several:
+        np.testing.assert_allclose(models(other), models(one), rtol=1e-5, atol=1e-6)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), other.memory, one.memory)
+        for column in one.history.keys() & {"staleness", "left_out", "skipped", "local_steps"}:
+            np.testing.assert_array_equal(other.history[column], one.history[column], column)
+
+
+@FOUR
+def test_a_run_goes_on_bit_for_bit_on_as_many_devices_and_up_to_rounding_on_others(tmp_path):
+    """The waiting uploads are in one box in the file, with the device of each."""
+    method, pace = fedax.create("fedbuff", lr=LR), PACES["all under way"]
+    options = {"work": fedax.RandomSteps(3.0, 2.0, 1, 9), "guard": True}
+    whole = run(method, pace, **options, **on(2))
+    for stop, devices in ((4, 2), (9, 2), (13, 4), (16, 1), (20, 2), (ROUNDS, 2)):
+        kept = fedax.Checkpoints(tmp_path, rounds=1)
+        again = run(method, pace, rounds=stop, **options, **on(devices), checkpoint=kept)
+        exact = np.testing.assert_array_equal if stop <= 9 else np.testing.assert_allclose
+        limits = {} if stop <= 9 else {"rtol": 1e-5, "atol": 1e-6}
+        exact(models(again), models(whole)[:stop], **limits)
 
 
 def test_corrected_weights_are_those_of_so_many_steps(tmp_path):

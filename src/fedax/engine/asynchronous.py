@@ -6,16 +6,18 @@ a cohort does. Their uploads go into slots of a box until the step that they are
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fedax.contract.compression import decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
+from fedax.engine.clients import Box, Post
 from fedax.engine.evaluate import OneJob, measured
 from fedax.engine.job import Job
 from fedax.engine.loop import (
@@ -37,50 +39,24 @@ from fedax.engine.places.device import Device, nothing, prepare, settle
 from fedax.engine.plan import Plan, loops
 from fedax.engine.timetable import Group, Timetable, together
 from fedax.programs import compiled
-from fedax.wire.sums import by_kind
-
-
-class Box(NamedTuple):
-    """Uploads under way or waiting for a step, leaves [slots + 1, ...], of which the last stays 0.
-
-    ``accepted``: whether each counts, or ``()``.
-    """
-
-    uploads: Tree
-    accepted: Tree
-
-
-def summed(clients: Clients, uploads: Tree) -> Tree:
-    """Σ ω_i v_i and Σ p_i change_i of uploads that are kept one by one, leaves [K, ...]."""
-    return by_kind(
-        lambda leaf: jnp.tensordot(clients.weights.astype(leaf.dtype), leaf, 1, precision="highest"),
-        lambda leaf: jnp.tensordot(clients.data_weights.astype(leaf.dtype), leaf, 1, precision="highest"),
-        uploads,
-    )
 
 
 class _Arrivals:
     """The place of a group: its clients start, and the answers of the step come out of the box."""
 
-    def __init__(self, device: Device, starting: Clients, heard: Clients, group: Group, box: Box):
-        self.device, self.box, self._starting, self._heard, self._group = device, box, starting, heard, group
-        self._empty = jax.tree.leaves(box.uploads)[0].shape[0] - 1
+    def __init__(self, device: Device, starting: Clients, group: Group, box: Box):
+        self.device, self.box, self._starting, self._group = device, box, starting, group
         self.accepted: Tree = ()  # whether the uploads of those that started count
 
     def answer(self, request: Request) -> Response:
         wire = dataclasses.replace(request.wire, apart=True)
         asked = request._replace(clients=self._starting, counts=self._starting.present, wire=wire)
-        begun = self.device.answer(asked)
-        self.accepted = begun.accepted
-        put = lambda all_, new: all_.at[self._group.slots].set(new, mode="drop")  # noqa: E731
-        self.box = jax.tree.map(put, self.box, Box(begun.uploads, begun.accepted))
-        accepted = jax.tree.map(lambda all_: all_[self._group.heard_slots], self.box.accepted)
-        # The last slot stays empty. It is read for clients that do not count: 0 times what is not finite is no number.
-        slots = jnp.where(self._heard.data_weights > 0, self._group.heard_slots, self._empty)
-        uploads = jax.tree.map(lambda all_: all_[slots], self.box.uploads)
-        if request.wire.gathers:
-            return Response((), uploads, accepted)
-        return Response(summed(request.clients, uploads), (), accepted)
+        group = self._group
+        begun = self.device.answer(asked, Post(self.box, group.slots, request.clients, group.heard_slots))
+        self.accepted, taken = begun.accepted, begun.total
+        all_ = jax.tree.map(lambda all_, new: all_.at[group.slots].set(new), self.box.accepted, self.accepted)
+        self.box = taken.box._replace(accepted=all_)
+        return Response(taken.total, taken.uploads, jax.tree.map(lambda leaf: leaf[group.heard_slots], all_))
 
     def draw_one(self, stage: str, clients: Clients) -> Array:
         raise AssertionError("asynchronous rounds have no exchange with one client")
@@ -100,7 +76,7 @@ def one_group(hyper: Hyper, fed: Federation, key: Array, state: State, group: Gr
     round_ = round_._replace(staleness=group.staleness)
     before = jax.tree.map(lambda leaf: leaf.at[starting.ids].get(mode="clip"), state.memory)
     device = Device(hyper, method, fed, stage_key(key, group.number, "exchanges"), group.version, before, plan, None)
-    place = _Arrivals(device, starting, heard, group, state.box)
+    place = _Arrivals(device, starting, group, state.box)
     loop = exchanges("exchanges", method, heard, round_, state.server, hyper.wire, plan.watched, place)
     end = converse(loop, place)
     memory, exclusions = device.memory, state.exclusions
@@ -127,7 +103,7 @@ def some_groups(
         return state, jax.tree.map(jnp.add, before, tally)
 
     state, tally = jax.lax.fori_loop(0, number, body, (state, nothing()))
-    return settle(state, plan), tally
+    return _settled(state, plan), tally
 
 
 def begin(
@@ -135,9 +111,19 @@ def begin(
 ) -> tuple[State, Tally]:
     """The state before the first group, with an empty box; ``upload``: zeros in the form of an upload."""
     state, tally = prepare(hyper, fed, key, x, plan)
-    uploads = jax.tree.map(lambda leaf: jnp.zeros((slots + 1, *leaf.shape), leaf.dtype), upload)
+    uploads = jax.tree.map(lambda leaf: jnp.zeros((plan.devices, slots + 1, *leaf.shape), leaf.dtype), upload)
     accepted: Tree = jnp.zeros(slots + 1, bool) if hyper.wire.guard is not None else ()
-    return settle(state._replace(box=Box(uploads, accepted)), plan), tally
+    box = Box(uploads, jnp.zeros(slots + 1, jnp.int32), accepted)
+    return _settled(state._replace(box=box), plan), tally
+
+
+def _settled(state: State, plan: Plan) -> State:
+    """The state with its sharding fixed."""
+    uploads, state = state.box.uploads, settle(state._replace(box=state.box._replace(uploads=())), plan)
+    if plan.mesh is not None:
+        by_device = NamedSharding(plan.mesh, P(*plan.mesh.axis_names))
+        uploads = jax.lax.with_sharding_constraint(uploads, jax.tree.map(lambda _: by_device, uploads))
+    return state._replace(box=state.box._replace(uploads=uploads))
 
 
 def timetable_of(job: Job) -> Timetable:

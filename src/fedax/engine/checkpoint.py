@@ -30,6 +30,7 @@ from fedax.columns import COSTS, EXCLUSIONS, PACE, TIME, TRAFFIC, describe, high
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
 from fedax.engine import processes, secret
+from fedax.engine.clients import Box
 from fedax.engine.evaluate import columns, public_columns
 from fedax.engine.identity import differences, same_versions, settings_of, versions
 from fedax.engine.job import Job, with_folder_secret
@@ -241,7 +242,9 @@ class Keeper:
         runs, _ = self._runs(paths[0], index)
         dense = [name for name in _TENSORS if self._lanes or name != "memory"]
         with _opened(paths[0]) as file:
-            parts = {name: self._state(paths[0], file, _TENSORS[name], getattr(state, name)) for name in dense}
+            parts = {name: self._state(paths[0], file, _TENSORS[name], self._kept(state, name)) for name in dense}
+        if isinstance(state.box, Box) and not self._lanes:
+            parts["box"] = state.box.filled(parts["box"])
         memory = parts["memory"] if self._lanes else self._memory(state.memory, paths)
         self._time, self._round = time.monotonic(), index
         return Snapshot(State(parts["server"], memory, parts["exclusions"], parts["box"]), index, runs)
@@ -291,6 +294,11 @@ class Keeper:
                 model = self._model(path, file, f"model.{i}.") if run.get("ended") else None
                 runs.append(SavedRun(rows, costs, status, model))
         return runs, meta["over"]
+
+    def _kept(self, state: State, name: str) -> Tree:
+        """A part of a state in the form of files: a single run may go on on other devices."""
+        part = getattr(state, name)
+        return part.kept() if isinstance(part, Box) and not self._lanes else part
 
     def _state(self, path: pathlib.Path, file: Unknown, name: str, like: Tree) -> Tree:
         """A part of the state, placed like the one that it replaces; padding has copies of the last entry."""
@@ -410,7 +418,7 @@ class Keeper:
             if name == "memory" and not self._lanes:
                 continue
             if self._lanes or jax.process_index() == 0:
-                leaves = jax.tree.leaves(getattr(state, name))
+                leaves = jax.tree.leaves(self._kept(state, name))
                 tensors |= {f"{stored}.{k}": np.asarray(leaf)[lanes] for k, leaf in enumerate(leaves)}
         if self._lanes:
             return tensors

@@ -103,7 +103,7 @@ class State(NamedTuple):
     """The state between rounds: the server's, and the memory of all N clients, leaves [N, ...].
 
     ``exclusions`` is :class:`Exclusions`, or ``()`` where every upload counts. ``box``: uploads that are not yet part
-    of a step, :class:`fedax.engine.asynchronous.Box`, where the server does not wait.
+    of a step, :class:`fedax.engine.clients.Box`, where the server does not wait.
     """
 
     server: Tree

@@ -197,7 +197,7 @@ class Timetable:
             version=starts.version,
             ids=ids + [n] * len(some),
             steps=steps + some,
-            slots=slots + [self.slots + 1] * len(some),
+            slots=slots + [-1] * len(some),
             step=bool(late),
             heard=[schedule.clients[job] for job in starts.heard] + [n] * len(fewer),
             heard_steps=[each for _, each in there] + fewer,

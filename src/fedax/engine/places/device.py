@@ -11,7 +11,7 @@ from fedax.contract.oracle import OracleCalls
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Number, Tree
 from fedax.contract.vector import Vector
-from fedax.engine.clients import Client, SharedInputs, alone, client_program, contribute
+from fedax.engine.clients import Client, Post, SharedInputs, alone, client_program, contribute
 from fedax.engine.loop import (
     Clients,
     Exclusions,
@@ -134,8 +134,8 @@ class Device:
         self._sent: list[Tree] = []
         self._messages: list[tuple[Array, Tree]] = []
 
-    def answer(self, request: Request) -> Response:
-        """Run the clients that are asked."""
+    def answer(self, request: Request, post: Post | None = None) -> Response:
+        """Run the clients that are asked; with a ``post`` the total is what :func:`contribute` has in its place."""
         plan = self._plan
         download = download_of(
             request.exchange, self._method, request.server, request.wire, self._shared.key, self._messages
@@ -147,7 +147,7 @@ class Device:
             return client_program(request.stage, request.number, plan, lambda *arrays: traced.append(arrays), shared)
 
         if request.at is None:
-            total, results, tally = contribute(make, shared, self.memory, request.clients, plan)
+            total, results, tally = contribute(make, shared, self.memory, request.clients, plan, post)
         else:
             total, results, tally = alone(
                 make, shared, self.memory, request.at, request.clients.alone(request.at), plan

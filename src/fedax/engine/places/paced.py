@@ -25,8 +25,8 @@ import numpy as np
 from fedax.contract.algorithm import Round
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
-from fedax.engine.asynchronous import summed
 from fedax.engine.checkpoint import write_atomic
+from fedax.engine.clients import summed
 from fedax.engine.job import Job
 from fedax.engine.loop import (
     Clients,
