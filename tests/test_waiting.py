@@ -22,7 +22,7 @@ SEEDS = np.array([1.0, 1.1, 0.9, 1.05, 0.95])
 
 def cell(method, score=1.0, time=100.0, end=0.2, clock="wide", problem="own", **changes):
     times = dict.fromkeys(waiting.TARGETS, time * SEEDS)
-    made = waiting.Cell(problem, clock, method, score, times, end + 0.01 * SEEDS, end + 0.01 * SEEDS, {"lr": 0.1})
+    made = waiting.Cell(problem, clock, method, score, times, end + 0.01 * SEEDS, end + 0.01 * SEEDS, {"lr": 0.1}, [])
     return made._replace(**changes)
 
 
@@ -70,6 +70,17 @@ def test_a_seed_that_never_arrives_is_no_time():
     assert math.isnan(row.times["near"][0])
     assert "reached by 3 of 5, the other by 5 of 5" in waiting.main_table(made)[-1]
     assert "| time to 90 % | 0 | 0 | 0 | 1 | – |" in waiting.summary(made)[11]
+
+
+def test_rates_at_an_end_of_what_was_tried_are_counted():
+    tried = [{"point": {"lr": lr, "server_lr": server}} for lr, server in ((0.32, 3.2), (0.1, 1.0), (1.0, 0.32))]
+    assert [name for name in ("lr", "server_lr") if waiting._at_end(name, tried)] == ["server_lr"]
+    one = cell("FedBuff", settings={"lr": 0.1, "server_lr": 10.0}, edges=["server_lr"])
+    other = cell("FedBuff", settings={"lr": 0.4, "server_lr": 0.1}, problem="alike")
+    rows = {line.split(" | ")[0]: line for line in waiting.rates_table([one, other, cell("FedAsync")])}
+    assert rows["| FedBuff"] == "| FedBuff | – | – | 0.2 | 1 | – | – | 1 of 2 |"
+    mixed = cell("FedAsync", settings={"lr": 0.1, "mixing": 0.6})
+    assert "| 0.1 | 0.6 |" in waiting.rates_table([mixed])[-3]
 
 
 def test_what_is_read_is_what_the_parts_are():
