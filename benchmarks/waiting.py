@@ -65,7 +65,7 @@ class Cell(NamedTuple):
     ends: np.ndarray
     train: np.ndarray
     settings: Table
-    edges: Sequence[str] = ()
+    edges: Sequence[str]
 
 
 # ---- what is read

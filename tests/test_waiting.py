@@ -108,6 +108,7 @@ def test_the_page_is_that_of_what_was_read():
     text = waiting.PAGE.read_text(encoding="utf-8")
     read, about = waiting.kept()
     assert waiting.written(text, read, about) == text, "python benchmarks/waiting.py writes it anew"
-    slower = [each._replace(times={name: 2 * values for name, values in each.times.items()}) for each in read[:1]]
-    assert waiting.written(text, [*slower, *read[1:]], about) != text
+    one = next(each for each in read if (each.method, each.problem) == ("CA2FL", "alike"))
+    slower = one._replace(times={name: 2 * values for name, values in one.times.items()})
+    assert waiting.written(text, [slower if each is one else each for each in read], about) != text
     assert len(waiting.draw(read).axes) == 3
