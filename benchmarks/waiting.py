@@ -49,11 +49,12 @@ class Cell(NamedTuple):
 
     Attributes:
         problem, clock, method: what it is.
-        score: the validation loss of the chosen settings, with the seeds of the tuning.
+        score: the validation loss of the chosen settings on the first split of the tuning, which all methods have.
         times: target -> [seeds] simulated seconds until it is reached; ∞ where it was not.
         ends: [seeds] the test loss when the time is over; ∞ where the run diverged.
         train: [seeds] the same of the objective.
         settings: what was chosen.
+        edges: the settings that were chosen at an end of all that was tried.
     """
 
     problem: str
@@ -64,6 +65,7 @@ class Cell(NamedTuple):
     ends: np.ndarray
     train: np.ndarray
     settings: Table
+    edges: Sequence[str]
 
 
 # ---- what is read
@@ -93,10 +95,17 @@ def read_cells(study: Study, folder: Path) -> list[Cell]:
                 for target, share in TARGETS.items()
             }
             train = np.array([_end(run, "train_loss", clock) for run in of])
-            best = study.tried(part, label)[0]
-            score = math.inf if best["mean"] is None else best["mean"]
-            cells.append(Cell(problem, clock, name, score, times, ends[name], train, best["point"]))
+            best, *_ = tried = study.tried(part, label)
+            score = math.inf if best["seeds"][0] is None else best["seeds"][0]
+            edges = [name for name in best["point"] if _at_end(name, tried)]
+            cells.append(Cell(problem, clock, name, score, times, ends[name], train, best["point"], edges))
     return cells
+
+
+def _at_end(name: str, tried: Sequence[Table]) -> bool:
+    """Whether the first point has the smallest or largest value of a setting."""
+    values = [row["point"][name] for row in tried]
+    return values[0] in (min(values), max(values))
 
 
 def _end(run: Any, column: str, clock: str) -> float:
@@ -272,6 +281,24 @@ def methods_table(cells: Sequence[Cell]) -> list[str]:
     return lines
 
 
+def rates_table(cells: Sequence[Cell]) -> list[str]:
+    """A line for each method: geometric means of the chosen rates over the problems, and how many are at an end."""
+    head = [f"{title}: {text}" for title in CLOCKS.values() for text in ("client", "server")] + ["at an end"]
+    lines = [f"| method | {' | '.join(head)} |", "|---" * (len(head) + 1) + "|"]
+    for name in [name for family in FAMILIES.values() for name in family] + FURTHER:
+        of = [cell for cell in cells if cell.method == name]
+        texts = []
+        for clock in CLOCKS:
+            for rates in (("lr",), ("server_lr", "mixing")):
+                chosen = [
+                    cell.settings[rate] for cell in of if cell.clock == clock for rate in rates if rate in cell.settings
+                ]
+                texts.append(f"{math.exp(np.log(chosen).mean()):.2g}" if chosen else "–")
+        texts.append(f"{sum(bool(cell.edges) for cell in of)} of {len(of)}")
+        lines.append(f"| {name} | {' | '.join(texts)} |")
+    return lines
+
+
 def _excess(methods: Mapping[str, Cell], name: str) -> float:
     """Mean test loss at the end above the best method's, in units of what the start has above it; at most 1."""
     best = min(float(cell.ends.mean()) for cell in methods.values())
@@ -392,6 +419,7 @@ def written(text: str, cells: Sequence[Cell], about: Sequence[Table]) -> str:
         "clocks": summary(cells),
         "outcomes": main_table(cells),
         "methods": methods_table(cells),
+        "rates": rates_table(cells),
         "objective": objective_table(cells, about),
         "buffers": buffer_table(cells),
         "figure": ["![time without waiting over the time of the other, to 90 % of the way](figures/time.svg)"],

@@ -22,7 +22,7 @@ SEEDS = np.array([1.0, 1.1, 0.9, 1.05, 0.95])
 
 def cell(method, score=1.0, time=100.0, end=0.2, clock="wide", problem="own", **changes):
     times = dict.fromkeys(waiting.TARGETS, time * SEEDS)
-    made = waiting.Cell(problem, clock, method, score, times, end + 0.01 * SEEDS, end + 0.01 * SEEDS, {"lr": 0.1})
+    made = waiting.Cell(problem, clock, method, score, times, end + 0.01 * SEEDS, end + 0.01 * SEEDS, {"lr": 0.1}, [])
     return made._replace(**changes)
 
 
@@ -72,6 +72,17 @@ def test_a_seed_that_never_arrives_is_no_time():
     assert "| time to 90 % | 0 | 0 | 0 | 1 | – |" in waiting.summary(made)[11]
 
 
+def test_rates_at_an_end_of_what_was_tried_are_counted():
+    tried = [{"point": {"lr": lr, "server_lr": server}} for lr, server in ((0.32, 3.2), (0.1, 1.0), (1.0, 0.32))]
+    assert [name for name in ("lr", "server_lr") if waiting._at_end(name, tried)] == ["server_lr"]
+    one = cell("FedBuff", settings={"lr": 0.1, "server_lr": 10.0}, edges=["server_lr"])
+    other = cell("FedBuff", settings={"lr": 0.4, "server_lr": 0.1}, problem="alike")
+    rows = {line.split(" | ")[0]: line for line in waiting.rates_table([one, other, cell("FedAsync")])}
+    assert rows["| FedBuff"] == "| FedBuff | – | – | 0.2 | 1 | – | – | 1 of 2 |"
+    mixed = cell("FedAsync", settings={"lr": 0.1, "mixing": 0.6})
+    assert "| 0.1 | 0.6 |" in waiting.rates_table([mixed])[-3]
+
+
 def test_what_is_read_is_what_the_parts_are():
     study = read_study("time")
     kinds = {part.name.split("-", 2)[2] for part in study.parts.values()}
@@ -97,6 +108,7 @@ def test_the_page_is_that_of_what_was_read():
     text = waiting.PAGE.read_text(encoding="utf-8")
     read, about = waiting.kept()
     assert waiting.written(text, read, about) == text, "python benchmarks/waiting.py writes it anew"
-    slower = [each._replace(times={name: 2 * values for name, values in each.times.items()}) for each in read[:1]]
-    assert waiting.written(text, [*slower, *read[1:]], about) != text
+    one = next(each for each in read if (each.method, each.problem) == ("CA2FL", "alike"))
+    slower = one._replace(times={name: 2 * values for name, values in one.times.items()})
+    assert waiting.written(text, [slower if each is one else each for each in read], about) != text
     assert len(waiting.draw(read).axes) == 3

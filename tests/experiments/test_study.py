@@ -310,10 +310,25 @@ def test_jobs_that_are_alike_but_for_names_are_done_once(made):
     assert len([*other.jobs()]) == 8
 
 
+def test_settings_of_several_parts_stand_once(made):
+    sets = '[sets.short]\n"run.rounds" = 5\n"run.batch_size" = 4\n[sets.few]\n"run.batch_size" = 2\n'
+    use = 'use = ["short", "few"]\n'
+    two = PART.replace('"one"', '"two"') + use + 'set = {"run.rounds" = 7}\n'
+    study = made(sets + PART + use + two + PART.replace('"one"', '"three"') + 'set = {"run.rounds" = 5}\n')
+    found = {
+        name: (part.config["run"]["rounds"], part.config["run"]["batch_size"]) for name, part in study.parts.items()
+    }
+    assert found["one"] == (5, 2) and found["two"] == (7, 2)
+    assert found["three"] == (5, made(PART).parts["one"].config["run"]["batch_size"])
+    same = made(PART + 'set = {"run.rounds" = 5, "run.batch_size" = 2}\n')
+    assert [job.key for job in same.jobs()] == [job.key for job in study.jobs()][:4]
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
         (PART + PART, "parts.name = 'one': give each part a name of its own"),
+        ("[sets.slow]\n" + PART + 'use = ["slwo"]\n', "parts.use = 'slwo': did you mean 'slow'?"),
         (PART + 'tuned_by = "two"\n', "parts.tuned_by = 'two'"),
         (PART.replace('"fedavg"]', '"fedprox"]'), "parts.claims = 'fedprox'"),
         (PART + 'methods = ["scaffold"]\n', "parts.methods = 'scaffold'"),

@@ -52,6 +52,7 @@ class PartSection(Section):
     text: str = ""  # the paper's claim, in words
     claims: list[_LabelPair] = pydantic.Field(default=[])  # pairs: the first method is better than the second
     judge: str | None = None  # the judging column; default: that of a comparison
+    use: list[str] = pydantic.Field(default=[])  # names of the study's ``sets``; ``set`` overrides them
     set: Table = pydantic.Field(default={})
     methods: list[str] | None = None
     tune: TuneSection | None = None
@@ -68,6 +69,7 @@ class StudySection(Section):
     name: str
     title: str = ""
     together: Count = 1  # so many jobs are one process, one after another: small ones share compiled programs
+    sets: dict[str, Table] = pydantic.Field(default={})  # name -> settings that several parts use
     parts: list[PartSection] = pydantic.Field(min_length=1)
 
 
@@ -282,7 +284,11 @@ def read_study(source: str | Path, only: Sequence[str] = ()) -> Study:
             raise ConfigError("parts.name", part_section.name, way_out)
         if part_section.tuned_by is not None and part_section.tuned_by not in parts:
             raise unknown("parts.tuned_by", part_section.tuned_by, [*parts])
-        parts[part_section.name] = _part(part_section, path.parent)
+        for name in part_section.use:
+            if name not in section.sets:
+                raise unknown("parts.use", name, [*section.sets])
+        shared = [section.sets[name] for name in part_section.use]
+        parts[part_section.name] = _part(part_section, [*shared, part_section.set], path.parent)
     for name in only:
         if name not in parts:
             raise unknown("part", name, [*parts])
@@ -300,11 +306,11 @@ def studies() -> dict[str, str]:
     return {path.stem: toml.loads(path.read_bytes()).get("title", "") for path in sorted(_STUDIES.glob("*.toml"))}
 
 
-def _part(section: PartSection, folder: Path) -> Part:
+def _part(section: PartSection, changes: Sequence[Table], folder: Path) -> Part:
     near = folder / section.recipe
     config = copy.deepcopy(read_toml(near if near.is_file() else section.recipe))
-    for path, value in section.set.items():
-        put(config, path, value)
+    for path, value in itertools.chain.from_iterable(table.items() for table in changes):
+        put(config, path, copy.deepcopy(value))
     names = labels(check(config).methods)
     for row, label in zip(config["methods"], names, strict=True):
         row["label"] = label
