@@ -1,6 +1,5 @@
 """FedAvg with BlazeFL: its thread pool of clients, on PyTorch."""
 
-import argparse
 import copy
 import queue
 import threading
@@ -9,9 +8,9 @@ import numpy as np
 import torch
 from blazefl.core import ThreadPoolClientTrainer
 from blazefl.core.utils import deserialize_model, serialize_model
-from cases import Case, cases
+from cases import Case
 from protocol import serve
-from with_torch import DEVICE, Loop
+from with_torch import DEVICE, Loop, arguments
 
 
 class Trainer(ThreadPoolClientTrainer):
@@ -56,11 +55,6 @@ class BlazeFL(Loop):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("case", choices=list(cases()))
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--small", action="store_true")
-    options = parser.parse_args()
+    options = arguments()
     torch.set_num_threads(1)
-    case = cases()[options.case]
-    serve(BlazeFL(case.small() if options.small else case, options.threads))
+    serve(BlazeFL(options.case, options.threads))

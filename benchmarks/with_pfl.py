@@ -1,10 +1,9 @@
 """FedAvg with pfl-research: its FederatedAveraging and SimulatedBackend, on PyTorch."""
 
-import argparse
 import time
 
 import torch
-from cases import Case, cases
+from cases import Case
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -14,7 +13,7 @@ from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
 from protocol import serve
-from with_torch import Loop, finish
+from with_torch import Loop, arguments, finish
 
 
 class Client(Dataset):
@@ -71,11 +70,6 @@ class Pfl(Loop):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("case", choices=list(cases()))
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--small", action="store_true")
-    options = parser.parse_args()
+    options = arguments()
     torch.set_num_threads(options.threads)
-    case = cases()[options.case]
-    serve(Pfl(case.small() if options.small else case))
+    serve(Pfl(options.case))

@@ -334,14 +334,22 @@ CONTENDERS = {
     "products": Products,
 }
 
-if __name__ == "__main__":
+
+def arguments(*contenders: str) -> argparse.Namespace:
+    """What a process of the benchmark is told; ``case`` as a :class:`Case`."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("contender", choices=list(CONTENDERS))
+    if contenders:
+        parser.add_argument("contender", choices=contenders)
     parser.add_argument("case", choices=list(cases()))
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     case = cases()[options.case]
-    contender = CONTENDERS[options.contender]
-    serve(contender(case.small() if options.small else case))
+    options.case = case.small() if options.small else case
+    return options
+
+
+if __name__ == "__main__":
+    options = arguments(*CONTENDERS)
+    torch.set_num_threads(options.threads)
+    serve(CONTENDERS[options.contender](options.case))
