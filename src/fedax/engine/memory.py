@@ -35,12 +35,13 @@ class ClientMemory:
         self.row, self._folder = jax.tree.map(np.asarray, row), folder
         leaves, self._structure = jax.tree.flatten(self.row)
         self.row_bytes = sum(leaf.nbytes for leaf in leaves)
-        self.first, self._slots, self._used = leaves, np.full(number, -1), 0
+        self.first = leaves
         self._files: list[int | None] = []
         self._maps: list[mmap.mmap] = []
         self._touched = 0
         self._room = number if room is None else room
         self._arrays = [self._array((self._room, *leaf.shape), leaf.dtype, folder) for leaf in leaves]
+        self._slots, self._used = np.full(number, -1), 0  # after what may be refused
 
     def _array(self, shape: tuple[int, ...], dtype: Unknown, folder: str | None) -> np.ndarray:
         size = math.prod(shape) * np.dtype(dtype).itemsize
