@@ -6,12 +6,14 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from fedax.errors import ConfigError, DataError
 
+WRITING = ".writing-"  # the prefix of files that are not complete yet
 _LONGEST = 120  # bytes of a slug; file systems allow names of 255, and endings are added
 
 
@@ -28,6 +30,22 @@ def regular(path: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path}: not a regular file, but a folder, pipe or device; give a file")
     return status.st_size
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: first a temporary file in the same folder, which is then renamed."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            # A file's name that is not in UTF-8 may be quoted.
+            file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -13,9 +13,10 @@ from fedax.experiments.chance import gap_of
 from fedax.experiments.plots import series, write_plots
 from fedax.experiments.report import charts, render
 from fedax.experiments.report.svg import HEIGHT, WIDTH, Scale
-from fedax.experiments.runs import Record, append_metrics, new_folder, read, write_atomic, write_json
+from fedax.experiments.runs import Record, append_metrics, new_folder, read, write_json
 from fedax.experiments.summary import problems, short
 from fedax.figures import curves
+from fedax.files import write_atomic
 
 ROUNDS = 10
 

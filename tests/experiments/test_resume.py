@@ -232,7 +232,7 @@ def test_a_run_that_is_refused_leaves_nothing(here):
 def test_what_a_beginning_left_is_taken_over(files, whole, here, monkeypatch):
     """Ended between any two files; config.toml is the last."""
     written = iter(range(files))
-    atomic = runs.write_atomic
+    atomic = runner.write_atomic
 
     def dies(path, content):
         if next(written, None) is None:

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 import fedax
 from fedax.experiments import build, execute, new_folder, read, summary
-from fedax.experiments.runs import write_atomic
+from fedax.files import write_atomic
 
 CONFIG = {
     "name": "tiny",

@@ -175,7 +175,8 @@ def report(
     """
     from fedax.errors import ConfigError, one_line
     from fedax.experiments import read, summary, tables, write_report
-    from fedax.experiments.runs import lost, write_atomic
+    from fedax.experiments.runs import lost
+    from fedax.files import write_atomic
 
     aim = None if target is None else _target(target)
     records = [read(folder) for folder in runs]

@@ -38,12 +38,12 @@ from fedax.engine.loop import State
 from fedax.engine.memory import ClientMemory
 from fedax.engine.signals import HeldSignals
 from fedax.errors import CheckpointError, ConfigError, DamagedWarning, caller_level, unknown
+from fedax.files import WRITING
 from fedax.numbers import check_count, check_number
 
 _FORMAT, _ONE_RUN, _OLD_FORMAT = "fedax checkpoint 3", "fedax checkpoint 2", "fedax checkpoint 1"
 _ROWS = 2**26  # bytes of client memory that are read at a time
 _BEST = re.compile(r"best(-\d+)?\.safetensors")
-WRITING = ".writing-"  # the prefix of files that are not complete yet
 _NAME = re.compile(r"round-(\d{9})\.(\d+)-of-(\d+)\.safetensors")
 _BLOCK = 2**16  # bytes that are hashed at a time
 BLANK = "0" * 64  # stands for the digest while a file is hashed
@@ -626,22 +626,6 @@ def with_digest(content: bytes) -> bytes:
         raise ValueError("no place for a digest")
     digest = hashlib.sha256(content).hexdigest().encode()
     return content[: place.start(1)] + digest + content[place.end(1) :]
-
-
-def write_atomic(path: pathlib.Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: first a temporary file in the same folder, which is then renamed."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            # A file's name that is not in UTF-8 may be quoted.
-            file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

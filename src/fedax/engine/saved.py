@@ -20,10 +20,10 @@ from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
 from fedax.data.doubts import Doubts, in_words, refuse
 from fedax.data.formats import parse_json
-from fedax.engine.checkpoint import BLANK, damage, with_digest, write_atomic
+from fedax.engine.checkpoint import BLANK, damage, with_digest
 from fedax.engine.job import Origin
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
-from fedax.files import regular
+from fedax.files import regular, write_atomic
 from fedax.programs import compiled
 from fedax.tasks import TASKS, pytorch
 from fedax.tasks.factory import made_as

@@ -29,8 +29,8 @@ from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
 from fedax.experiments.config.experiment import Experiment
-from fedax.experiments.runs import Record, model_path, rows_of, write_atomic
-from fedax.files import cell, quoting_of, regular, slug, text_of
+from fedax.experiments.runs import Record, model_path, rows_of
+from fedax.files import cell, quoting_of, regular, slug, text_of, write_atomic
 from fedax.progress import show_progress
 
 Path = pathlib.Path

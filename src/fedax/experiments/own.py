@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 from fedax.algorithms import METHODS
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.regularizers import regularizer
-from fedax.engine.checkpoint import write_atomic
 from fedax.errors import CodeError, ConfigError, DataError, NodeError, call, of_a_library, place_of, unknown
-from fedax.files import regular
+from fedax.files import regular, write_atomic
 from fedax.registry import Component, Registry
 from fedax.tasks import TASKS, Task
 

@@ -10,10 +10,11 @@ from matplotlib.colors import LogNorm, Normalize
 from fedax.columns import describe
 from fedax.errors import UNSEEN
 from fedax.experiments import summary, sweeps
-from fedax.experiments.runs import Path, Record, slug, write_atomic
+from fedax.experiments.runs import Path, Record, slug
 from fedax.experiments.summary import GONE, Method, order
 from fedax.figures import CLASS_COLOURS, COLOURS, Drawing, Series, along, colour, curves, dash, encode, marker
 from fedax.figures.drawing import LINES, canvas, legend, number, powers, style
+from fedax.files import write_atomic
 
 FORMATS = ("png", "svg", "pdf")
 _HEIGHT = 2.2  # inches

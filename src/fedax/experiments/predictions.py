@@ -9,10 +9,9 @@ import fedax
 from fedax.data.doubts import Doubts, refuse
 from fedax.data.formats import BAD_HEADER
 from fedax.data.tables import read_table
-from fedax.engine.checkpoint import write_atomic
 from fedax.engine.saved import Model
 from fedax.errors import ConfigError, DataError, one_line
-from fedax.files import cell, regular
+from fedax.files import cell, regular, write_atomic
 
 Path = pathlib.Path
 

@@ -62,10 +62,10 @@ from fedax.experiments.runs import (
     remove_unfinished,
     rows_of,
     slug,
-    write_atomic,
     write_json,
 )
 from fedax.federation.work import Work
+from fedax.files import write_atomic
 from fedax.programs import compiled
 from fedax.progress import show_progress
 from fedax.tracking import Tracker

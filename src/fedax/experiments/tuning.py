@@ -39,9 +39,9 @@ from fedax.experiments.runs import (
     refuse_links,
     remove_unfinished,
     slug,
-    write_atomic,
     write_json,
 )
+from fedax.files import write_atomic
 from fedax.progress import show_progress
 
 GridAxis = list[Any] | fedax.Range

@@ -15,10 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedax.engine.checkpoint import write_atomic
 from fedax.engine.places.roster import private_key, public_key
 from fedax.errors import ConfigError, NodeError
-from fedax.files import write_private
+from fedax.files import write_atomic, write_private
 
 _PEM = serialization.Encoding.PEM
 _NO_PASSWORD = serialization.NoEncryption()

@@ -16,11 +16,10 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from fedax.data.formats import parse_json
-from fedax.engine.checkpoint import write_atomic
 from fedax.engine.places.nodes import Failure, Message, Talk, Transport, heads_of
 from fedax.errors import FedaxError
 from fedax.experiments.config.experiment import Experiment
-from fedax.files import regular
+from fedax.files import regular, write_atomic
 
 FILE = "status.json"
 _SHORTEST_INTERVAL = 0.5  # seconds between two times that the file is written, at least

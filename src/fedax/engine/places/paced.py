@@ -25,7 +25,6 @@ import numpy as np
 from fedax.contract.algorithm import Round
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
-from fedax.engine.checkpoint import write_atomic
 from fedax.engine.clients import summed
 from fedax.engine.job import Job
 from fedax.engine.loop import (
@@ -49,6 +48,7 @@ from fedax.engine.timetable import Group, Timetable
 from fedax.errors import CheckpointError, NodeError
 from fedax.federation.pace import LiveSchedule
 from fedax.federation.recorded import COLUMNS
+from fedax.files import write_atomic
 from fedax.programs import compiled
 from fedax.wire.sums import along
 

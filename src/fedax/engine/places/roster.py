@@ -7,11 +7,14 @@ import os
 import pathlib
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from fedax.contract.types import Unknown
 from fedax.errors import ConfigError, NodeError
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+
+_Key = TypeVar("_Key")
 _WAY_OUT = "each owner gives the node's file KEY.pub to all others, and starts it with --roster FOLDER"
 
 
@@ -51,7 +54,7 @@ class Roster:
 
         return base64.b64encode(self._private.sign(text, ec.ECDSA(hashes.SHA256()))).decode()
 
-    def check(self, name: str, text: bytes, signature: Unknown) -> None:
+    def check(self, name: str, text: bytes, signature: str) -> None:
         """Check that a node of the roster has signed a text.
 
         Raises:
@@ -70,7 +73,7 @@ class Roster:
             raise NodeError(f"what node {known.file!r} is said to have signed is not signed by it") from None
 
     @cached_property
-    def _private(self) -> Unknown:
+    def _private(self) -> "EllipticCurvePrivateKey":
         return private_key(self.key)
 
     @cached_property
@@ -88,44 +91,45 @@ class _RegisteredNode(NamedTuple):
     """A node of a roster: its file's name, and its public key."""
 
     file: str
-    public: Unknown
+    public: "EllipticCurvePublicKey"
 
 
-def private_key(path: pathlib.Path) -> Unknown:
-    """A node's private key, an ``EllipticCurvePrivateKey`` of the package cryptography.
+def private_key(path: pathlib.Path) -> "EllipticCurvePrivateKey":
+    """A node's private key.
 
     Raises:
         ConfigError: the file is no private EC key in OpenSSH's form.
     """
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    return _read(path, "key", "private", lambda content: load_ssh_private_key(content, None))
+    return _read(path, "key", EllipticCurvePrivateKey, lambda content: load_ssh_private_key(content, None))  # type: ignore[type-abstract]
 
 
-def public_key(path: pathlib.Path, field: str) -> Unknown:
-    """A node's public key, an ``EllipticCurvePublicKey``; ``field``: what the command that reads it calls it.
+def public_key(path: pathlib.Path, field: str) -> "EllipticCurvePublicKey":
+    """A node's public key; ``field``: what the command that reads it calls it.
 
     Raises:
         ConfigError: the file is no public EC key in OpenSSH's form.
     """
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-    return _read(path, field, "public", load_ssh_public_key)
+    return _read(path, field, EllipticCurvePublicKey, load_ssh_public_key)  # type: ignore[type-abstract]
 
 
-def _read(path: pathlib.Path, field: str, which: str, load: Callable[[bytes], Unknown]) -> Unknown:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+def _read(path: pathlib.Path, field: str, kind: type[_Key], load: Callable[[bytes], object]) -> _Key:
     try:
         key = load(path.read_bytes())
     except (OSError, ValueError, TypeError) as error:
+        which = "private" if "Private" in kind.__name__ else "public"
         raise ConfigError(field, str(path), f"no {which} key in OpenSSH's form ({error})") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
+    if not isinstance(key, kind):
         raise ConfigError(field, str(path), "give an elliptic-curve key: ssh-keygen -t ecdsa -b 384")
     return key
 
 
-def _name(public: Unknown) -> str:
+def _name(public: "EllipticCurvePublicKey") -> str:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:32]

@@ -36,7 +36,7 @@ from fedax.data.federated import FederatedData
 from fedax.data.formats import parse_json
 from fedax.data.split import split
 from fedax.engine import by_client
-from fedax.engine.checkpoint import WRITING, damage, write_tensors
+from fedax.engine.checkpoint import damage, write_tensors
 from fedax.engine.checks import labels_of, pooled_of
 from fedax.engine.clients import ClientResult, SharedInputs, client_program, contribute
 from fedax.engine.devices import in_precision
@@ -78,7 +78,7 @@ from fedax.errors import ConfigError, DataError, FedaxError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full
 from fedax.federation.work import Epochs, Steps
-from fedax.files import rotate
+from fedax.files import WRITING, rotate
 from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.task import Task

@@ -5,10 +5,10 @@ import queue
 import time
 from concurrent.futures import Executor, Future
 
-from fedax.engine.checkpoint import write_atomic
 from fedax.errors import ConfigError, FedaxError, one_line
 from fedax.experiments.cluster.jobs import Job, Outcome, sound, work
 from fedax.experiments.runs import TRACEBACK
+from fedax.files import write_atomic
 
 Path = pathlib.Path
 

@@ -22,11 +22,11 @@ import jax
 
 from fedax.data import SETS, FederatedData
 from fedax.engine import identity
-from fedax.engine.checkpoint import WRITING
 from fedax.errors import ConfigError, FedaxError, one_line
 from fedax.experiments import own
 from fedax.experiments.config.data import unsplit
 from fedax.experiments.config.sections import DataSection, Table
+from fedax.files import WRITING
 
 Path = pathlib.Path
 

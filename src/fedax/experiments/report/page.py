@@ -14,10 +14,11 @@ from fedax.errors import UNSEEN
 from fedax.experiments import clients, diagnosis, noted, own, summary, sweeps, tables, toml
 from fedax.experiments.config.sections import PYTHON
 from fedax.experiments.report import charts, privacy, svg
-from fedax.experiments.runs import Path, Record, lost, write_atomic
+from fedax.experiments.runs import Path, Record, lost
 from fedax.experiments.statistics import Aim, Target, target_of
 from fedax.experiments.summary import GONE, Method, ProblemResults, spread, thousands
 from fedax.figures.style import CLASS_COLOURS, COLOURS
+from fedax.files import write_atomic
 
 _AGAIN = {"nodes": "fedax deploy run config.toml --link HOST:PORT", PYTHON: "the same fedax.compare(…) in Python"}
 

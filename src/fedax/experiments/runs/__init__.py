@@ -25,7 +25,6 @@ begins: a folder without it holds nothing worth keeping. Models hold their own d
 link, because a run writes and removes only its own files.
 """
 
-from fedax.engine.checkpoint import write_atomic
 from fedax.experiments.runs.folder import (
     ARRIVALS,
     FOLDERS,
@@ -54,5 +53,5 @@ __all__ = [
     "ARRIVALS", "FOLDERS", "KEY", "LOCK", "TRACEBACK", "MethodRun", "Path", "Record", "Trial", "append_lines",
     "append_metrics", "begun", "begun_folder", "few", "finite", "keep_rows", "locked", "lost", "missing_rounds",
     "model_path", "new_folder", "order_rows", "read", "refuse_links", "remove_unfinished", "rows_of", "slug",
-    "write_atomic", "write_json",
+    "write_json",
 ]  # fmt: skip

@@ -14,12 +14,11 @@ import numpy as np
 
 from fedax.data.formats import parse_json
 from fedax.engine import secret
-from fedax.engine.checkpoint import WRITING, write_atomic
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import own, toml
 from fedax.experiments.runs.files import About, lines_of, read_config, read_json
 from fedax.experiments.runs.record import Path
-from fedax.files import slug
+from fedax.files import WRITING, slug, write_atomic
 
 LOCK = ".lock"
 KEY = secret.FILE

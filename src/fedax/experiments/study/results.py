@@ -7,8 +7,9 @@ import numpy as np
 
 from fedax.errors import DataError
 from fedax.experiments.config.sections import Table, seeds_of
-from fedax.experiments.runs import MethodRun, Path, Record, finite, read, write_atomic, write_json
+from fedax.experiments.runs import MethodRun, Path, Record, finite, read, write_json
 from fedax.experiments.study.parts import Part, Study, StudyJob, short
+from fedax.files import write_atomic
 
 
 def results_of(folder: Path) -> dict[str, Table]:

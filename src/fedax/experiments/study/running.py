@@ -15,9 +15,10 @@ import fedax
 from fedax._start import share_gpu
 from fedax.errors import ConfigError
 from fedax.experiments import cluster, toml
-from fedax.experiments.runs import Path, locked, write_atomic
+from fedax.experiments.runs import Path, locked
 from fedax.experiments.study.parts import Study, StudyJob
 from fedax.experiments.study.results import in_order, keep, results_of
+from fedax.files import write_atomic
 
 Watch = Callable[[str], None]
 
