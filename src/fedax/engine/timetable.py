@@ -25,13 +25,12 @@ from fedax.federation.participation import Full, Participation, Uniform
 from fedax.federation.work import Work
 
 _ROWS, _MOST = 2**16, 256  # of the groups that a program takes at a time: clients, about, and groups
-_KINDS = {"step": bool, "weights": float}  # of the arrays of a group; the others are whole numbers
 _DRAWN, _KEPT = 2**16, 64  # local steps that are drawn at a time, and how often they are kept
 _LONG = 200  # answers of each client, on average, by which weights are corrected
 
 
 class Group(NamedTuple):
-    """A group of starts and the step after it, as numbers and lists; of several groups as arrays with an axis in front.
+    """Groups of starts, each with the step after it, as arrays with an axis of the groups in front.
 
     Attributes:
         number: the group's, from which its random numbers are.
@@ -56,6 +55,24 @@ class Group(NamedTuple):
     staleness: Tree
 
 
+class _Row(NamedTuple):
+    """A group as it is kept until its step: tuples of as many as there are. Fields as those of :class:`Group`."""
+
+    number: int
+    version: int
+    ids: tuple[int, ...]
+    steps: tuple[int, ...]
+    slots: tuple[int, ...]
+    step: bool
+    heard: tuple[int, ...]
+    heard_steps: tuple[int, ...]
+    heard_slots: tuple[int, ...]
+    staleness: tuple[int, ...]
+
+
+_NOBODY = _Row(0, 0, (), (), (), False, (), (), (), ())
+
+
 def together(
     tables: Sequence["Timetable"], start: int, stop: int, dtype: np.dtype
 ) -> Iterator[tuple[list[Group], int]]:
@@ -66,7 +83,7 @@ def together(
     each = [table.groups(start, stop) for table in tables]
     size = min(max(1, _ROWS // tables[0].pace.buffer), _MOST)
     for at in range(0, max(1, *map(len, each)), size):
-        parts = [groups[at : at + size] for groups in each]
+        parts = [rows[at : at + size] for rows in each]
         yield (
             [table.stacked(part, size, dtype) for part, table in zip(parts, tables, strict=True)],
             max(map(len, parts)),
@@ -112,8 +129,9 @@ class Timetable:
         self._p = np.asarray(data_weights, float)
         self._clients = self._p * len(self._p) / pace.buffer
         self._free = list(range(self.slots))
-        self._at: dict[int, tuple[int, int]] = {}  # work under way -> its slot, its local steps
-        self._groups: dict[int, Group] = {}  # by number, from the first that is still needed
+        self._slot_of: dict[int, int] = {}  # work under way -> its slot
+        self._steps_of: dict[int, int] = {}  # work under way -> its local steps
+        self._rows: dict[int, _Row] = {}  # groups by number, from the first that is still needed
         self._made = 0  # how many there were so far
         self._first = [0]  # the first group of each version
         self._late: list[tuple[int, int]] = []  # of the answers up to each step the sum of the staleness, the largest
@@ -146,7 +164,7 @@ class Timetable:
         for starts in self.schedule.starts[self._made :]:
             if starts.version >= version:
                 break
-            self._groups[self._made] = self._group(self._made, starts)
+            self._rows[self._made] = self._row(self._made, starts)
             self._made += 1
             if starts.heard:
                 self._first.append(self._made)
@@ -173,60 +191,64 @@ class Timetable:
             "dropped": self.schedule.arrived[steps - 1] - taken,
         }
 
-    def _group(self, number: int, starts: Starts) -> Group:
-        schedule, width, n = self.schedule, self.pace.buffer, len(self._p)
-        for job in [job for job in self._at if schedule.dropped.get(job, number) < number] if schedule.dropped else []:
-            heapq.heappush(self._free, self._at.pop(job)[0])
-        jobs, ids = [*starts.jobs], [schedule.clients[job] for job in starts.jobs]
+    def _row(self, number: int, starts: Starts) -> _Row:
+        """The next group. What it costs comes with each answer, so it makes few objects."""
+        schedule, heard, jobs = self.schedule, starts.heard, list(starts.jobs)
+        clients, versions, free = schedule.clients, schedule.versions, self._free
+        slot_of, steps_of = self._slot_of, self._steps_of
+        if schedule.dropped:
+            for job in [job for job in slot_of if schedule.dropped.get(job, number) < number]:
+                heapq.heappush(free, slot_of.pop(job))
+                del steps_of[job]
+        ids = [clients[job] for job in jobs]
         steps = [self._steps(client, number) for client in ids]
         if len({*steps}) > 1:  # a chunk of neighbours waits little for its slowest client
             order = sorted(range(len(jobs)), key=lambda at: -steps[at])
             jobs, ids, steps = ([each[at] for at in order] for each in (jobs, ids, steps))
-        slots = [heapq.heappop(self._free) for _ in jobs]
-        self._at.update(zip(jobs, zip(slots, steps, strict=True), strict=True))
-        late = [starts.version - schedule.versions[job] for job in starts.heard]
+        slots = [heapq.heappop(free) for _ in jobs]
+        slot_of.update(zip(jobs, slots, strict=True))
+        steps_of.update(zip(jobs, steps, strict=True))
+        late = [starts.version - versions[job] for job in heard]
         if late:
             total, largest = self._late[-1] if self._late else (0, 0)
             self._late.append((total + sum(late), max(largest, *late)))
-        there = [self._at.pop(job) for job in starts.heard]
-        for slot, _ in there:
-            heapq.heappush(self._free, slot)
-        some, fewer = [0] * (width - len(ids)), [0] * (width - len(late))
-        return Group(
-            number=number,
-            version=starts.version,
-            ids=ids + [n] * len(some),
-            steps=steps + some,
-            slots=slots + [-1] * len(some),
-            step=bool(late),
-            heard=[schedule.clients[job] for job in starts.heard] + [n] * len(fewer),
-            heard_steps=[each for _, each in there] + fewer,
-            heard_slots=[slot for slot, _ in there] + fewer,
-            weights=(),
-            staleness=late + fewer,
-        )
+        freed = [slot_of.pop(job) for job in heard]
+        for slot in freed:
+            heapq.heappush(free, slot)
+        theirs, took = tuple([clients[job] for job in heard]), tuple([steps_of.pop(job) for job in heard])
+        begun = tuple(ids), tuple(steps), tuple(slots)
+        return _Row(number, starts.version, *begun, bool(late), theirs, took, tuple(freed), tuple(late))
 
-    def stacked(self, groups: Sequence[Group], size: int, dtype: np.dtype) -> Group:
+    def stacked(self, rows: Sequence[_Row], size: int, dtype: np.dtype) -> Group:
         """Some groups, and after them empty ones, as one with leaves [size, …]; its weights of this type."""
-        every = [*groups, *[self._group(0, Starts(0, (), ()))] * (size - len(groups))]
-        fields = zip(Group._fields, zip(*every, strict=True), strict=True)
-        rows = Group(**{name: np.array(each, _KINDS.get(name, np.int32)) for name, each in fields})
-        late = self._weight(rows.staleness.ravel()).reshape(rows.staleness.shape)
-        clients = np.append(self._clients, 0.0)[rows.heard]
-        return rows._replace(weights=np.where(rows.heard < len(self._p), clients * late, 0.0).astype(dtype))
+        n, width = len(self._p), self.pace.buffer
+        empty = {"ids": n, "heard": n, "slots": -1}
+
+        def leaf(name: str, column: Sequence[Unknown]) -> np.ndarray:
+            if name in ("number", "version", "step"):
+                return np.array(column, bool if name == "step" else np.int32)
+            rest = (empty.get(name, 0),) * width
+            full = itertools.chain.from_iterable([each + rest[len(each) :] for each in column])
+            return np.fromiter(full, np.int32, size * width).reshape(size, width)
+
+        columns = zip(_Row._fields, zip(*rows, *[_NOBODY] * (size - len(rows)), strict=True), strict=True)
+        group = Group(weights=(), **{name: leaf(name, column) for name, column in columns})
+        late = self._weight(group.staleness.ravel()).reshape(group.staleness.shape)
+        clients = np.append(self._clients, 0.0)[group.heard]
+        return group._replace(weights=np.where(group.heard < n, clients * late, 0.0).astype(dtype))
 
     def answers(self, start: int, stop: int) -> int:
         """How many answers came from step ``start`` to step ``stop``, with those that were thrown away."""
         arrived = [0, *self.schedule.arrived[max(start - 1, 0) : stop]]
         return arrived[-1] - (arrived[1] if start else 0) if stop > start else 0
 
-    def groups(self, start: int, stop: int) -> list[Group]:
+    def groups(self, start: int, stop: int) -> list[_Row]:
         """The groups with the starts from versions start … stop − 1; those before are let go."""
         self.until(stop)
         first, last = self._first[start], self._first[stop]
-        while self._groups and (number := next(iter(self._groups))) < first:
-            del self._groups[number]
-        return [self._groups[number] for number in range(first, last)]
+        while self._rows and (number := next(iter(self._rows))) < first:
+            del self._rows[number]
+        return [self._rows[number] for number in range(first, last)]
 
 
 class Pacing(NamedTuple):
