@@ -694,3 +694,11 @@ def test_a_link_answers_with_its_middleware_spared_as_it_does_with_all_of_it() -
     plain, spared = (asyncio.run(answers(each)) for each in apps)
     assert spared == plain
     assert [status for status, _, _ in plain] == [200, 405, 404, 415, 400, 401, 401, 401, 401, 200]
+
+
+def test_what_only_passes_messages_on_has_no_jax():
+    """The link, the node's first process and its SuperNode, which run for as long as the federation does."""
+    names = ("link", "node", "supernode", "superlink", "calls", "signature")
+    look = f"import sys, {', '.join(f'fedax.flower.{name}' for name in names)}; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, text=True)
+    assert not {"jax", "equinox", "pandas", "scipy"} & set(out.stdout.split())
