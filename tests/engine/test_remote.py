@@ -1,7 +1,6 @@
 """Clients at nodes: every method, what leaves a node, and failures of nodes and of the network."""
 
 import functools
-import itertools
 import json
 import math
 import pathlib

@@ -108,7 +108,9 @@ def test_cohorts_and_steps_are_those_of_the_rounds(participation, work):
     rounds = []
     for clients, _ in drawn(job, 70):
         there = clients.present
-        rounds.append([[(i, tau, MODEL, MODEL) for i, tau in zip(clients.ids[there], clients.steps[there], strict=True)]])
+        rounds.append(
+            [[(i, tau, MODEL, MODEL) for i, tau in zip(clients.ids[there], clients.steps[there], strict=True)]]
+        )
     of_rounds, found = RoundTimes(job), [0.0]
     for index in range(0, 70, 7):
         found.append(of_rounds.after(found[-1], index, index + 7))

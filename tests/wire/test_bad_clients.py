@@ -129,9 +129,7 @@ def test_the_others_weigh_more(participation):
     np.testing.assert_allclose(flat(result.params), X0 + step, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "where"), [("fedadam", "device"), ("mime", "streamed"), ("ce-lsgd", "device")]
-)
+@pytest.mark.parametrize(("name", "where"), [("fedadam", "device"), ("mime", "streamed"), ("ce-lsgd", "device")])
 def test_a_round_of_which_nothing_is_left_changes_nothing(name, where):
     """Not even the server's momentum."""
     options = {
@@ -325,7 +323,9 @@ def test_no_one_drops_out():
             one, other = (drawn(each, index, index) for each in (participation, fedax.Dropout(participation, 0)))
             assert one.ids.tolist() == other.ids.tolist()
             np.testing.assert_allclose(other.weights, one.weights, 1e-6)
-    one, other = (run("scaffold", participation=each) for each in (fedax.Uniform(3), fedax.Dropout(fedax.Uniform(3), 0)))
+    one, other = (
+        run("scaffold", participation=each) for each in (fedax.Uniform(3), fedax.Dropout(fedax.Uniform(3), 0))
+    )
     alike(one, other, rtol=1e-6)
 
 

@@ -15,6 +15,7 @@ import fedax
 from fedax.algorithms import METHODS
 from fedax.contract.compression import ArrayForm, decoded
 from fedax.engine.job import make_job
+from fedax.engine.places.host import draw_rounds
 from fedax.engine.private import check as check_private
 from fedax.engine.simulate import program
 from fedax.federation.census import Census
@@ -521,6 +522,11 @@ def test_who_comes_is_a_secret_too(monkeypatch):
         run = wide(1.0, rounds=20, dp=KEPT, evaluate_every=1)
         drawn.append(run.history["clients"].tolist())
     assert drawn[0] != drawn[1] == drawn[2]
+    # And so it is where a server on the host draws them.
+    given = {"participation": fedax.Poisson(0.5), "privacy": private(noise=1.0, **KEPT), "rounds": 20}
+    job = make_job(fedax.create("fedavg", lr=0.1), WIDE_TASK, WIDE, **given)
+    clients, _ = draw_rounds(job.hyper, job.fed, job.key, np.arange(20), plan=job.plan, stage="exchanges")
+    assert np.cumsum(clients.present.sum(axis=1)).tolist() == drawn[2][1:]
 
 
 def test_the_secret_of_a_folder(tmp_path):
