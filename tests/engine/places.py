@@ -30,7 +30,7 @@ NUMBERS = pathlib.Path(__file__).with_name("numbers")
 PLACES = ("device", "host", "file", "streamed", "2 devices", "2 processes", "nodes")
 COHORTS = ("full", "uniform", "guard", "dropout")
 TEST = federation([11], [1.0], seed=5).examples
-NODES = [[3, 0], [1], [4, 2]]  # the clients of each
+NODES = [[3, 0], [4], [2, 1]]  # the clients of each; the first and the last have arrays of the same shapes
 TESTS = [{name: leaf[:4] for name, leaf in TEST.items()}, None, {name: leaf[4:] for name, leaf in TEST.items()}]
 
 

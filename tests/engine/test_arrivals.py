@@ -1,6 +1,7 @@
 """Where a run ends whose server does not wait: found by running it, and predicted from the schedule."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ def component(k):
 MEASURED = TASK.with_metrics(**{f"x{k}": component(k) for k in range(D)})
 
 
+@functools.cache
 def end(pace, lr, rounds):
     """The mean model of the second half of a run, whose oscillation is averaged out."""
     options = {"rounds": rounds, "work": fedax.Steps(1), "params": STAR, "pace": pace, "clock": CLOCK}

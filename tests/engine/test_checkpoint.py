@@ -59,12 +59,14 @@ def identical(one, other):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_goes_on_as_if_it_had_never_stopped(name, tmp_path):
+def test_a_run_goes_on_as_if_it_had_never_stopped(name, tmp_path, compilations):
     whole = run(name)
     with pytest.raises(Killed):
         run(name, tmp_path, at=8)
     assert [path.name[:15] for path in sorted(tmp_path.iterdir())] == ["round-000000003", "round-000000006"]
+    compilations()
     identical(whole, run(name, tmp_path))
+    assert compilations("some_rounds") == 0  # what it finds is placed as it was
     identical(whole, run(name, tmp_path))  # which finds the end, and has nothing to do
 
 

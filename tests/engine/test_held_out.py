@@ -93,10 +93,11 @@ def test_the_same_side_by_side(run):
 def test_the_same_at_nodes():
     whole = TEST.examples
     tests = [{name: leaf[rows] for name, leaf in whole.items()} for rows in (slice(0, 70), slice(70, None))]
-    over, _ = here.run_at_sites(METHOD, NODES, DATA, [[2, 0], [3], [1]], None, [tests[0], None, tests[1]], **RUN)
+    where = [[3, 0], [2, 1]]  # of as many examples
+    over, _ = here.run_at_sites(METHOD, NODES, DATA, where, None, tests, **RUN)
     assert_same(fedax.simulate(METHOD, NODES, DATA, test=whole, **RUN), over)
     with pytest.raises(fedax.ConfigError, match=r"task.metrics\['mcc'\] = .*at the nodes: take a metric that is made"):
-        here.run_at_sites(METHOD, TASK, DATA, [[2, 0], [3], [1]], None, [tests[0], None, tests[1]], **RUN)
+        here.run_at_sites(METHOD, TASK, DATA, where, None, tests, **RUN)
 
 
 def test_r2_of_labels_far_from_zero_here_and_at_nodes():

@@ -1,7 +1,6 @@
 """Clients at nodes: every method, what leaves a node, and failures of nodes and of the network."""
 
 import functools
-import itertools
 import json
 import math
 import pathlib
@@ -34,7 +33,7 @@ from fedax.errors import DamagedWarning
 from .. import always, some
 from . import here, places
 from .here import Here
-from .methods import Listening, Mime, OneWalks, Scaffold, Server, Warm, WithControl
+from .methods import Listening, Mime, OneWalks, Server, Warm, WithControl
 from .places import NODES, TEST, TESTS
 from .problem import DATA, LR, MEASURED, TASK, UNEQUAL, X0, P, federation, flat, gradient, losses, objective
 from .test_places import METHODS, check, one_case
@@ -310,7 +309,7 @@ def test_an_answer_that_counts_nonsense(tally):
 
 @pytest.mark.parametrize("name", ["run", "stage", "number", "index", "write"])
 def test_an_answer_to_another_question(name):
-    with pytest.raises(fedax.NodeError, match=f"^clients '4', '2': the answer is to another question: {name} is None"):
+    with pytest.raises(fedax.NodeError, match=f"^clients '2', '1': the answer is to another question: {name} is None"):
         run(FEDAVG, spy=spoiled(heads(**{name: None}), THIRD), rounds=1)
 
 
@@ -323,7 +322,7 @@ def test_the_answer_of_another_round():
         late.append(answer)
         return late[0]
 
-    with pytest.raises(fedax.NodeError, match=r"^clients '1': the answer is to another question: index is 0"):
+    with pytest.raises(fedax.NodeError, match=r"^clients '4': the answer is to another question: index is 0"):
         run(FEDAVG, spy=spy)
     assert len(late) == 2
 
@@ -349,17 +348,17 @@ def lying(value: float, number: int = FIRST) -> Spy:
     return spoiled(each(lambda leaf: np.ones_like(leaf) if leaf.dtype == bool else np.full_like(leaf, value)), number)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
 @pytest.mark.parametrize("name", ["scaffold-m", "mime"])
-def test_with_a_guard_the_server_looks_itself(name, value):
+def test_with_a_guard_the_server_looks_itself(name):
     work = {"work": fedax.Steps(2)}
     method = fedax.create(name, lr=LR)
-    result = run(method, spy=lying(value), guard=True, **work)
     expected = simulated(method, guard=True, faults=fedax.Faults([0, 3], sends=np.nan), **work)
-    alike(result, expected, ["train_loss", "left_out", "skipped", "local_steps", "clients", "bytes_up"])
-    assert result.left_out == expected.left_out
-    assert result.left_out.keys() == {0, 3}
-    assert result.history["bad_clients"].tolist() == expected.history["bad_clients"].tolist()
+    for value in (np.nan, np.inf, -np.inf, 1e30):
+        result = run(method, spy=lying(value), guard=True, **work)
+        alike(result, expected, ["train_loss", "left_out", "skipped", "local_steps", "clients", "bytes_up"])
+        assert result.left_out == expected.left_out
+        assert result.left_out.keys() == {0, 3}
+        assert result.history["bad_clients"].tolist() == expected.history["bad_clients"].tolist()
 
 
 @pytest.mark.parametrize("value", [np.nan, 1e30])
@@ -461,9 +460,9 @@ class Narrow(fedax.Algorithm):
 
 
 def test_bfloat16_keeps_its_bits():
-    alone = [[i] for i in range(N)]
-    result = run(Narrow(), Here(nodes(Narrow(), alone)))
-    expected = simulated(Narrow(), place=fedax.Place(chunk_size=1))
+    data, alone = federation(sizes=np.full(N, 3)), [[i] for i in range(N)]
+    result = run(Narrow(), Here(nodes(Narrow(), alone, data)), data=data)
+    expected = simulated(Narrow(), data, place=fedax.Place(chunk_size=1))
     kept = here.memory_of(result, result.at)
     for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(expected.memory), strict=True):
         assert a.dtype == b.dtype == jnp.bfloat16
@@ -592,20 +591,20 @@ def test_digests_tell_nothing_but_change(tmp_path):
 
 def test_examples_that_do_not_fit_the_task():
     def check(examples: Any) -> None:
-        if len(examples["y"]) == 1:
-            raise fedax.DataError("one example is not enough")
+        if len(examples["y"]) == 6:
+            raise fedax.DataError("six examples are too many")
 
     strict = fedax.Task(TASK.init, TASK.loss, TASK.metrics, check)
-    refused("^clients '1': .*one example is not enough", FEDAVG, Here(nodes(FEDAVG, task=strict)), task=strict)
+    refused("^clients '4': .*six examples are too many", FEDAVG, Here(nodes(FEDAVG, task=strict)), task=strict)
 
 
 def test_a_node_that_makes_another_program():
     at = Here(nodes(FEDAVG))
     other = fedax.Task(TASK.init, lambda params, batch, key: 2 * TASK.loss(params, batch, key), TASK.metrics)
     at.sites[SECOND]._make = lambda _: problem(FEDAVG, other)
-    refused("^clients '1': its code makes another program of this configuration", FEDAVG, at)
+    refused("^clients '4': its code makes another program of this configuration", FEDAVG, at)
     at.sites[SECOND]._make = lambda _: problem(fedax.create("scaffold", lr=LR))
-    refused("^clients '1': its code makes another program", FEDAVG, at, seed=2)
+    refused("^clients '4': its code makes another program", FEDAVG, at, seed=2)
 
 
 def test_another_program_in_the_middle_of_a_run():
@@ -619,7 +618,7 @@ def test_another_program_in_the_middle_of_a_run():
         return answer
 
     at.spy = spy
-    with pytest.raises(fedax.NodeError, match=r"^clients '1': its code makes another program of this configuration"):
+    with pytest.raises(fedax.NodeError, match=r"^clients '4': its code makes another program of this configuration"):
         run(FEDAVG, at)
 
 
@@ -636,7 +635,7 @@ def test_what_an_owner_does_not_let_leave(columns, options, text):
     at = Here(nodes(FEDAVG, tests=TESTS))
     at.sites[THIRD].policy = Policy(columns=columns)
     options |= {"test": TEST} if "test" not in text else {}  # at the server
-    refused(f"^clients '4', '2': its owner does not let {text} leave it", FEDAVG, at, **options)
+    refused(f"^clients '2', '1': its owner does not let {text} leave it", FEDAVG, at, **options)
     # A server that only says that it does not ask for them.
     at.spy = spoiled(lambda answer: Message({"problems": []}), THIRD, "check")
     left = []
@@ -650,7 +649,7 @@ def test_what_an_owner_does_not_let_leave(columns, options, text):
             yield number, answer
 
     at.ask = silent
-    with pytest.raises(fedax.NodeError, match=f"^clients '4', '2': its owner does not let {text} leave it"):
+    with pytest.raises(fedax.NodeError, match=f"^clients '2', '1': its owner does not let {text} leave it"):
         run(FEDAVG, at, **options)
     assert not any(each.tensors for each in left)
 
@@ -674,7 +673,7 @@ def test_an_owner_allows_so_many_rounds():
     at = Here(nodes(FEDAVG))
     at.sites[SECOND].policy = Policy(rounds=5)
     run(FEDAVG, at, rounds=3)
-    text = r"^clients '1': its owner allows 5 rounds \(--max-rounds\): other runs had 3, and this one is to have 3"
+    text = r"^clients '4': its owner allows 5 rounds \(--max-rounds\): other runs had 3, and this one is to have 3"
     refused(text, FEDAVG, at, rounds=3)
     at.sites[SECOND] = restarted(at.sites[SECOND])
     refused(text, FEDAVG, at, rounds=3)
@@ -682,7 +681,7 @@ def test_an_owner_allows_so_many_rounds():
     # A server that asks in spite of it.
     at.spy = spoiled(lambda answer: Message({"problems": []}), SECOND, "check")
     with pytest.raises(
-        fedax.NodeError, match=r"^clients '1': its owner allows 5 rounds \(--max-rounds\), and that many"
+        fedax.NodeError, match=r"^clients '4': its owner allows 5 rounds \(--max-rounds\), and that many"
     ):
         run(FEDAVG, at, rounds=1)
     rounds = json.loads((at.sites[SECOND].folder / "rounds.json").read_text())
@@ -731,7 +730,7 @@ def test_other_clients_than_when_the_run_began():
 
     at.spy = spy
     with pytest.raises(
-        fedax.NodeError, match=r"^clients '1': the clients at this node, their examples, or its versions, are others"
+        fedax.NodeError, match=r"^clients '4': the clients at this node, their examples, or its versions, are others"
     ):
         run(FEDAVG, at)
 
@@ -818,7 +817,7 @@ class WarmFromTheStart(Warm):
 
 
 KEEPING = {
-    "one exchange": Scaffold(LR),
+    "one exchange": fedax.create("scaffold", lr=LR),
     "two, and no memory": Mime(LR),
     "listening": Listening(LR),
     "warm-up": WarmFromTheStart(LR),
@@ -875,7 +874,7 @@ def test_messages_that_come_more_than_once(name, kind):
 
 def test_sites_of_one_client_compute_as_those_of_many():
     """Up to the order of sums."""
-    for name, where in (("listening", [[i] for i in range(N)]), ("one walks", [list(range(N))])):
+    for name, where in (("listening", [[3], [4], [0], [2, 1]]), ("one walks", [list(range(N))])):
         result = run(KEEPING[name], Here(nodes(KEEPING[name], where)))
         np.testing.assert_allclose(flat(result.params), flat(plain(name).params), 1e-5, 1e-6)
         kept = [jax.tree.leaves(here.memory_of(each, each.at)) for each in (result, plain(name))]
@@ -1005,7 +1004,7 @@ def at_round(index: int, do: Callable[[Here], None]) -> Here:
     at = Here(nodes(KEEPING["one exchange"]))
 
     def spy(number: int, message: Message, answer: Any) -> Any:
-        if (number, message.head["kind"], message.head.get("index")) == (FIRST, "evaluate", index):
+        if (number, message.head["kind"], message.head.get("index")) == (THIRD, "evaluate", index):
             do(at)
         return answer
 
@@ -1017,7 +1016,7 @@ def test_memory_that_is_lost():
     """The error names the client; its row is never replaced by zeros."""
     at = at_round(2, lambda at: [path.unlink() for path in memory_files(at.sites[THIRD])])
     with pytest.raises(
-        fedax.NodeError, match=r"^clients '4', '2': client '4': its memory is lost: 0-.*; begin a new run"
+        fedax.NodeError, match=r"^clients '2', '1': client '2': its memory is lost: 0-.*; begin a new run"
     ):
         run(KEEPING["one exchange"], at)
 
@@ -1031,7 +1030,7 @@ def test_memory_that_is_damaged(spoil):
             path.write_bytes(spoil(path.read_bytes()))
 
     with pytest.raises(
-        fedax.NodeError, match=r"^clients '4', '2': client '2': its memory, .* is .*; restore it, or begin"
+        fedax.NodeError, match=r"^clients '2', '1': client '1': its memory, .* is .*; restore it, or begin"
     ):
         run(KEEPING["one exchange"], at_round(2, do))
 
@@ -1143,8 +1142,7 @@ def without(rounds: Mapping[int, int], number: int = ROUNDS) -> np.ndarray:
     ("name", "participation", "hangs"),
     [
         ("scaffold", fedax.Full(), True),
-        ("scaffold", fedax.Uniform(4), False),
-        ("fednova", fedax.Uniform(4), True),
+        ("fedavg", fedax.Uniform(4), False),
         ("mime", fedax.Full(), False),
         ("ce-lsgd", fedax.Full(), True),
     ],
@@ -1160,8 +1158,8 @@ def test_a_node_that_does_not_answer(name, participation, hangs):
     alike(result, expected, ["train_loss", "local_steps", "gradients", "clients", "skipped"])
     if participation == fedax.Full():
         assert result.history["left_out"].tolist() == [0, 2, 4, 4]
-        assert result.history["bad_clients"].tolist() == [[], [0, 3], [0, 2, 3, 4], [0, 2, 3, 4]]
-        assert result.left_out == dict.fromkeys([0, 2, 3, 4], 1)
+        assert result.history["bad_clients"].tolist() == [[], [0, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
+        assert result.left_out == dict.fromkeys([0, 1, 2, 3], 1)
     assert result.history["heard"].tolist() == [1.0] * (ROUNDS + 1)
 
 
@@ -1234,7 +1232,7 @@ def test_a_node_that_comes_back_with_other_examples_is_not_it():
 
     at.spy = spy
     here_ = run(method, at, timeout=0.05)
-    assert here_.left_out == {1: 2}
+    assert here_.left_out == {4: 2}
 
 
 @pytest.mark.usefixtures("apart")
@@ -1250,8 +1248,8 @@ def test_a_node_that_is_away_is_waited_for_once():
     result = run(FEDAVG, Away(nodes(FEDAVG), away, False), rounds=4, timeout=0.3)
     assert looks.count(("evaluate", 1)) > 10
     assert all(looks.count((kind, index)) <= 2 for kind, index in looks if (kind, index) != ("evaluate", 1))
-    assert result.left_out == {1: 3}
-    assert result.history["heard"].tolist() == [1.0, *[pytest.approx(1 - P[1])] * 4]
+    assert result.left_out == {4: 3}
+    assert result.history["heard"].tolist() == [1.0, *[pytest.approx(1 - P[4])] * 4]
 
 
 def test_a_node_that_fails_at_once_is_not_asked_without_pause():
@@ -1266,7 +1264,7 @@ def test_a_method_for_all_clients_ends_with_its_name(hangs, tmp_path):
     method = fedax.create("vrl-sgd", lr=LR)
     there = nodes(method)
     text = (
-        r"^clients '4', '2': no answer in 0.05 s, in round 1, and VRL-SGD is defined for rounds with all clients only"
+        r"^clients '2', '1': no answer in 0.05 s, in round 1, and VRL-SGD is defined for rounds with all clients only"
     )
     with pytest.raises(fedax.NodeError, match=text):
         run(method, Away(there, absent({1: THIRD}), hangs), timeout=0.05, checkpoint=tmp_path)
@@ -1317,7 +1315,7 @@ def test_nobody_is_left_to_work_alone():
     """The client that is there has no weight, and the one that would be drawn is gone: the round is skipped."""
     method, data = KEEPING["one walks"], federation(weights=np.array([0.5, 0, 0.2, 0, 0.3]))
     at = Away(nodes(method, data=data), absent({1: THIRD}), False)
-    options = {"participation": fedax.Trace([[4, 1]] * ROUNDS), "work": fedax.Steps(2)}
+    options = {"participation": fedax.Trace([[2, 3]] * ROUNDS), "work": fedax.Steps(2)}
     result = run(method, at, data=data, timeout=0.05, **options)
     assert result.history["skipped"].tolist() == [0, 0, 1, 1]
     assert result.history["train_loss"][1] == result.history["train_loss"][2] != result.history["train_loss"][3]
@@ -1442,10 +1440,7 @@ def test_a_private_round_of_nobody_is_a_round():
     result = run(FEDAVG, data=data, rounds=8, **private)
     assert 0 in np.diff(result.history["clients"]) and result.history["skipped"].tolist() == [0] * 9
     alike(result, simulated(FEDAVG, data=data, rounds=8, **private), ["train_loss", "epsilon", "clients"])
-    for before, after in itertools.pairwise(
-        flat(run(FEDAVG, data=data, rounds=r, **private).params) for r in range(1, 8)
-    ):
-        assert np.all(before != after)
+    assert np.diff(result.history["train_loss"]).all()
 
 
 def asked_figures(at: Here, **changes: Any) -> dict[str, Any]:
@@ -1531,7 +1526,7 @@ def test_figures_without_a_bound_do_not_leave():
             Policy(**given)
     at = Here(nodes(FEDAVG))
     at.sites[SECOND].policy = Policy(noise=1.0, bound=2.0)
-    refused("^clients '1': its owner lets figures leave it with noise only", FEDAVG, at, task=MEASURED)
+    refused("^clients '4': its owner lets figures leave it with noise only", FEDAVG, at, task=MEASURED)
 
 
 def test_the_log_says_what_left():

@@ -6,7 +6,10 @@ import pytest
 
 import fedax
 from fedax.engine import loop
+from fedax.engine.history import Costs
 from fedax.engine.job import make_job
+from fedax.engine.places import device
+from fedax.engine.timing import RoundTimes
 
 from .problem import COHORTS, DATA, SIZES, TASK, TAUS, TRACE, UNEQUAL, federation
 
@@ -51,11 +54,16 @@ def test_exchanges_follow_one_another_and_the_warmup_counts():
     np.testing.assert_allclose(times(full, participation=TRACE), want, rtol=1e-14)
 
 
-def drawn(job, index, stage="exchanges"):
-    """The clients of a round, drawn as the round draws them, and the one that works alone."""
-    key = loop.stage_key(job.key, index, stage)
-    clients, _ = loop.draw(job.hyper, job.fed, key, index, job.plan)
-    return clients, int(loop.draw_one(clients, key))
+def drawn(job, rounds):
+    """Of each round the clients, drawn as the round draws them, and the place of the one that works alone."""
+
+    def draw(index):
+        key = loop.stage_key(job.key, index, "exchanges")
+        clients, _ = loop.draw(job.hyper, job.fed, key, index, job.plan)
+        return clients, loop.draw_one(clients, key)
+
+    every = jax.tree.map(np.asarray, jax.jit(lambda: jax.lax.map(draw, np.arange(rounds, dtype=np.int32)))())
+    return [jax.tree.map(lambda leaf, index=index: leaf[index], every) for index in range(rounds)]
 
 
 def test_one_client_may_work_alone_while_a_condition_decides_about_gradients():
@@ -66,9 +74,8 @@ def test_one_client_may_work_alone_while_a_condition_decides_about_gradients():
     (first, second), passes = job.forms[1], -(-SIZES // 2)
     assert second.one and not first.one and first.asked is None
     rounds = []
-    for index in range(7):
-        clients, at = drawn(job, index)
-        ids = np.asarray(clients.ids).tolist()
+    for index, (clients, at) in enumerate(drawn(job, 7)):
+        ids = clients.ids.tolist()
         asked = passes if index % 3 == 0 else 2 * TAUS
         one = ids[at]
         per_step = second.asked.step_batches
@@ -96,31 +103,41 @@ DRAWS = [
 
 @pytest.mark.parametrize(("participation", "work"), DRAWS, ids=repr)
 def test_cohorts_and_steps_are_those_of_the_rounds(participation, work):
-    options = {"rounds": 70, "work": work, "batch_size": 2, "participation": participation, "seed": 2}
+    options = {"rounds": 70, "work": work, "batch_size": 2, "participation": participation, "seed": 2, "clock": CLOCK}
     job = make_job(fedax.create("fedavg", lr=0.01), TASK, DATA, **options)
-    draw = jax.jit(
-        lambda index: loop.draw(job.hyper, job.fed, loop.stage_key(job.key, index, "exchanges"), index, job.plan)[0]
-    )
     rounds = []
-    for index in range(70):
-        clients = draw(index)
-        there = np.asarray(clients.present)
-        ids, steps = np.asarray(clients.ids)[there], np.asarray(clients.steps)[there]
-        rounds.append([[(i, tau, MODEL, MODEL) for i, tau in zip(ids, steps, strict=True)]])
-    want = literal(rounds)
-    found = times(fedax.create("fedavg", lr=0.01), **options | {"evaluate_every": 7})
-    np.testing.assert_allclose(found, want[::7], rtol=1e-13)
+    for clients, _ in drawn(job, 70):
+        there = clients.present
+        rounds.append(
+            [[(i, tau, MODEL, MODEL) for i, tau in zip(clients.ids[there], clients.steps[there], strict=True)]]
+        )
+    of_rounds, found = RoundTimes(job), [0.0]
+    for index in range(0, 70, 7):
+        found.append(of_rounds.after(found[-1], index, index + 7))
+    np.testing.assert_allclose(found, literal(rounds)[::7], rtol=1e-13)
 
 
 @pytest.mark.parametrize("name", list(fedax.available()))
 def test_of_one_client_time_is_the_sum_of_the_costs(name):
-    """One client waits for nobody: all that it computes and sends is on the way of the clock."""
-    data = federation([5], [1.0])
+    """One client waits for nobody: all that it computes and sends is on the way of the clock.
+
+    Of the programs of the rounds only the tally is compiled.
+    """
     clock = fedax.Clock(step=1.0, up=1 / 1024, down=1 / 2**20)
-    options = {"rounds": 3, "batch_size": 2, "evaluate_every": 1, "work": fedax.Steps(2)}
-    history = fedax.simulate(fedax.create(name), TASK, data, clock=clock, **options).history
-    want = history["gradients"] + 1024.0 * history["bytes_up"] + 2.0**20 * history["bytes_down"]
-    assert history["time"].tolist() == want.tolist()
+    options = {"rounds": 3, "batch_size": 2, "work": fedax.Steps(2), "clock": clock}
+    job = make_job(fedax.create(name), TASK, federation([5], [1.0]), **options)
+    given, costs, found = (job.hyper, job.fed, job.key), Costs(job.forms), RoundTimes(job)
+    state = jax.eval_shape(lambda: device.prepare(*given, job.x, job.plan)[0])
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
+    tally = jax.jit(lambda state, index: device.one_round(*given, state, index, job.plan)[1])
+    time = found.warmup()
+    if job.forms[0]:
+        costs.add(jax.jit(lambda: device.prepare(*given, job.x, job.plan)[1])(), 1, warmup=True)
+    for index in range(3):
+        assert time == int(costs.gradients) + 1024.0 * int(costs.bytes_up) + 2.0**20 * int(costs.bytes_down)
+        costs.add(tally(state, index), 1, warmup=False)
+        time = found.after(time, index, index + 1)
+    assert time == int(costs.gradients) + 1024.0 * int(costs.bytes_up) + 2.0**20 * int(costs.bytes_down) > 0
 
 
 def test_bytes_are_those_of_the_messages():
@@ -188,8 +205,12 @@ OPTIONS = {"participation": fedax.Uniform(3), "rounds": 9, "work": RANDOM}
     ids=["memory on the host", "examples on the host", "chunks"],
 )
 def test_the_place_does_not_change_time(place):
-    method = fedax.create("scaffold", lr=0.05)
-    assert times(method, place=place, **OPTIONS).tolist() == times(method, **OPTIONS).tolist()
+    found = [
+        RoundTimes(make_job(fedax.create("scaffold"), TASK, DATA, clock=CLOCK, place=where, **OPTIONS))
+        for where in (place, fedax.Place())
+    ]
+    one, other = ([each.after(0.0, 0, stop) for stop in range(10)] for each in found)
+    assert one == other and np.diff(one).min() > 0
 
 
 def test_lanes_of_a_sweep_have_the_times_of_their_runs():
@@ -249,8 +270,8 @@ def test_clients_that_manage_no_step_are_left_out_counted_and_named(tmp_path):
     run = fedax.simulate(method, TASK, DATA, clock=CLOCK, **options)
     job = make_job(method, TASK, DATA, **options | {"work": fedax.Steps(1)})
     counts, rounds, kept = np.zeros(5, int), [0.0], []
-    for index in range(12):
-        ids = np.asarray(drawn(job, index)[0].ids)
+    for clients, _ in drawn(job, 12):
+        ids = clients.ids
         counts[ids] += late[ids]
         there = [i for i in ids if not late[i]]
         kept.append(there)
@@ -292,8 +313,8 @@ def test_a_deadline_is_judged_by_the_draw_of_the_round(tmp_path):
     job = make_job(method, TASK, DATA, **options | {"work": fedax.Steps(1)})
     bound = clock.bind(job.census, 3)
     counts, expected, steps = np.zeros(5, int), [0.0], [0]
-    for index in range(9):
-        ids = np.asarray(drawn(job, index)[0].ids)
+    for index, (clients, _) in enumerate(drawn(job, 9)):
+        ids = clients.ids
         fixed, step = bound.durations(index, ids, 0, MODEL, MODEL), bound.of("step", index, ids)
         taken = np.floor((3.0 - fixed) / step).astype(int).clip(min=0)
         lasting = np.where(taken > 0, fixed + taken * step, 0).max()

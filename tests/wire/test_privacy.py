@@ -14,7 +14,10 @@ from jax.sharding import Mesh
 import fedax
 from fedax.algorithms import METHODS
 from fedax.contract.compression import ArrayForm, decoded
+from fedax.engine.job import make_job
+from fedax.engine.places.host import draw_rounds
 from fedax.engine.private import check as check_private
+from fedax.engine.simulate import program
 from fedax.federation.census import Census
 from fedax.wire.privacy import DP, standard_normal
 from fedax.wire.sums import is_change, without_marks
@@ -95,23 +98,23 @@ def refused(method):
     return False
 
 
-def sums(name, cohort, options, times, rounds=1):
+def sums(name, cohort, options, times):
     """Of each exchange, the warm-up's first, the numbers of the sum in which one client's upload is multiplied.
 
     In units in which the clip holds: an estimate counts 1, and so does a change, whatever the server divides by.
     """
     method = fedax.create(name) if "lr" not in fedax.hyperparameters(name) else fedax.create(name, lr=0.3)
-    job = fedax.engine.job.make_job(method, TASK, DATA, rounds=1, work=fedax.Steps(2), batch_size=2)
-    forms = [jax.eval_shape(decoded, each.upload) for stage in job.forms for each in stage]
+    given = {"rounds": 1, "work": fedax.Steps(2), "batch_size": 2}
+    warmup, exchanges = make_job(method, TASK, DATA, **given).forms
+    forms = [jax.eval_shape(decoded, each.upload) for each in (*warmup, *exchanges)]
     plain = tuple(ArrayForm.of(without_marks(form)) for form in forms)
-    run = fedax.simulate(
-        Recording(method, plain), TASK, DATA, rounds=rounds, work=fedax.Steps(2), batch_size=2,
-        participation=COHORTS[cohort], privacy=private(), faults=fedax.Faults([WORST], times=times),
-        evaluate_every=rounds, **options,
-    )  # fmt: skip
+    given |= {"participation": COHORTS[cohort], "privacy": private(), "faults": fedax.Faults([WORST], times=times)}
+    going = program(make_job(Recording(method, plain), TASK, DATA, **given | options))
+    state, _ = going.advance(going.prepare()[0], 0, 1)
     results = []
-    for k, (form, mean) in enumerate(zip(forms, run.state[1], strict=True)):
-        expected = N if k < len(job.forms[0]) else N * CHANCE[cohort]
+    heard = going.job.of_method(state).server[1]
+    for k, (form, mean) in enumerate(zip(forms, heard, strict=True)):
+        expected = N if k < len(warmup) else N * CHANCE[cohort]
         scaled = [leaf * (N if is_change(part) else expected) for part, own in _pairs(form, mean) for leaf in own]
         results.append(np.concatenate([np.ravel(leaf) for leaf in scaled] or [np.zeros(0)]))
     return results
@@ -273,7 +276,7 @@ def test_the_tail_of_the_noise_goes_on(dtype, monkeypatch):
 
 def the_tail_goes_on(dtype, monkeypatch):
     key = jax.random.key(1, impl="rbg")  # bits that take a quarter of the time: what is tried is what is made of them
-    drawn = np.asarray(jax.jit(lambda key: standard_normal(key, (2 * 10**7,), dtype))(key), float)
+    drawn = np.asarray(jax.jit(lambda key: standard_normal(key, (8 * 10**6,), dtype))(key), float)
     size = np.abs(drawn)
     for beyond in (3, 4, 5):
         expected = 2 * scipy.stats.norm.sf(beyond) * drawn.size
@@ -340,11 +343,11 @@ def test_an_adaptive_clip_follows_its_quantile():
 # ---- what is spent
 
 
-def run_private(rounds=4, cohort="poisson", name="fedavg", checkpoint=None, **dp):
-    return fedax.simulate(
+def run_private(rounds=4, cohort="poisson", name="fedavg", make=fedax.simulate, checkpoint=None, **dp):
+    return make(
         fedax.create(name, lr=0.1), TASK, DATA, rounds=rounds, work=fedax.Steps(2), batch_size=2, evaluate_every=2,
         participation=COHORTS[cohort] if isinstance(cohort, str) else cohort, privacy=private(**dp),
-        checkpoint=checkpoint,
+        **{} if checkpoint is None else {"checkpoint": checkpoint},
     )  # fmt: skip
 
 
@@ -354,13 +357,16 @@ def test_epsilon_is_a_column_and_what_the_ledger_says():
     run = run_private(noise=1.2)
     ledger = Ledger(1.2, N, rate=0.7, places=N)
     np.testing.assert_allclose(run.history["epsilon"], [ledger.epsilon(r, 1e-3) for r in (0, 2, 4)])
-    two = run_private(noise=1.2, name="mime", cohort="full")
-    np.testing.assert_allclose(two.history["epsilon"][-1], Ledger(1.2, N, exchanges=2).epsilon(4, 1e-3))
-    warm = run_private(noise=1.2, name="scaffold-m-vr", cohort="full")
-    assert warm.history["epsilon"][0] == Ledger(1.2, N, warmup=1).epsilon(0, 1e-3) > 0
     assert run_private(noise=0.0).history["epsilon"].tolist() == [0, np.inf, np.inf]
-    dropped = run_private(noise=1.2, cohort=fedax.Dropout(fedax.Poisson(0.7), 0.5))  # it is not counted on
-    np.testing.assert_array_equal(dropped.history["epsilon"], run.history["epsilon"])
+    # That column is the job's, which no round changes.
+    job = functools.partial(run_private, make=make_job, noise=1.2)
+    assert [job().epsilon(r) for r in (0, 2, 4)] == run.history["epsilon"].tolist()
+    two = job(name="mime", cohort="full")
+    np.testing.assert_allclose(two.epsilon(4), Ledger(1.2, N, exchanges=2).epsilon(4, 1e-3))
+    warm = job(name="scaffold-m-vr", cohort="full")
+    assert warm.epsilon(0) == Ledger(1.2, N, warmup=1).epsilon(0, 1e-3) > 0
+    dropped = job(cohort=fedax.Dropout(fedax.Poisson(0.7), 0.5))  # it is not counted on
+    assert dropped.epsilon(4) == run.history["epsilon"][-1]
 
 
 def test_a_run_ends_where_its_budget_ends(tmp_path):
@@ -516,6 +522,11 @@ def test_who_comes_is_a_secret_too(monkeypatch):
         run = wide(1.0, rounds=20, dp=KEPT, evaluate_every=1)
         drawn.append(run.history["clients"].tolist())
     assert drawn[0] != drawn[1] == drawn[2]
+    # And so it is where a server on the host draws them.
+    given = {"participation": fedax.Poisson(0.5), "privacy": private(noise=1.0, **KEPT), "rounds": 20}
+    job = make_job(fedax.create("fedavg", lr=0.1), WIDE_TASK, WIDE, **given)
+    clients, _ = draw_rounds(job.hyper, job.fed, job.key, np.arange(20), plan=job.plan, stage="exchanges")
+    assert np.cumsum(clients.present.sum(axis=1)).tolist() == drawn[2][1:]
 
 
 def test_the_secret_of_a_folder(tmp_path):

@@ -31,6 +31,7 @@ from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
 from fedax.engine import processes, secret
 from fedax.engine.clients import Box
+from fedax.engine.devices import placed_like
 from fedax.engine.evaluate import columns, public_columns
 from fedax.engine.identity import differences, same_versions, settings_of, versions
 from fedax.engine.job import Job, with_folder_secret
@@ -313,7 +314,7 @@ class Keeper:
                     [(0, size - stored_size) for size, stored_size in zip(leaf.shape, shape, strict=True)],
                     "edge",
                 )
-            placed.append(jax.device_put(values, leaf.sharding) if isinstance(leaf, jax.Array) else values)
+            placed.append(placed_like(values, leaf))
         return jax.tree.unflatten(form, placed)
 
     def _model(self, path: pathlib.Path, file: Unknown, before: str) -> Tree:
@@ -546,11 +547,7 @@ class Keeper:
                             leaf[ids[rows][here]] = new
         if isinstance(memory, ClientMemory):
             return memory
-        put = [
-            jax.device_put(new, leaf.sharding) if isinstance(leaf, jax.Array) else new
-            for new, leaf in zip(whole, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, put)
+        return jax.tree.unflatten(structure, map(placed_like, whole, leaves))
 
 
 def _settings_of_all(jobs: Sequence[Job], points: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.oracle import Oracle, OracleCalls
 from fedax.contract.types import Array, Number, Tree
+from fedax.engine.devices import placed_like
 from fedax.engine.loop import Clients, Federation, Tally, empty_place, exchange_key
 from fedax.engine.plan import Plan
 from fedax.wire.sums import along, by_kind
@@ -68,7 +69,7 @@ class Box(NamedTuple):
         devices = jax.tree.leaves(self.uploads)[0].shape[0]
         every = jax.tree.map(lambda leaf, like: np.broadcast_to(leaf, like.shape), kept.uploads, self.uploads)
         box = Box(every, kept.device % devices, kept.accepted)
-        found: Box = jax.tree.map(lambda leaf, like: jax.device_put(leaf, like.sharding), box, self)
+        found: Box = jax.tree.map(placed_like, box, self)
         return found
 
 

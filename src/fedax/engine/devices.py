@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fedax.contract.types import Unknown
 from fedax.errors import ConfigError
 from fedax.numbers import host_bytes
 
@@ -81,6 +82,16 @@ def cores(places: int, work: float) -> Mesh | None:
         return None
     number = int(min(len(devices), places, places * work // _WORTH))
     return None if number < 2 else Mesh(np.array(devices[:number]), (AXIS,))
+
+
+def placed_like(values: Unknown, other: Unknown) -> Unknown:
+    """Values where another array is: in host memory, or on its devices.
+
+    Like that one they are committed to their devices or not, for otherwise its programs would be compiled again.
+    """
+    if not isinstance(other, jax.Array):
+        return values
+    return jax.device_put(values, other.sharding if other.committed else None)
 
 
 def check_mesh(mesh: Mesh) -> Mesh | None:

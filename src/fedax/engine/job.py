@@ -474,7 +474,7 @@ def _initial_model(task: Task, params: Tree, key: Array) -> Vector:
             raise ConfigError("task.init", spelled(x), "the initial model holds values that are not finite")
         return Vector(x)
     check_params(params, expected)
-    return Vector(jax.tree.map(lambda got, want: jnp.asarray(np.array(got, want.dtype)), params, expected))
+    return Vector(jax.tree.map(lambda got, want: jax.device_put(np.array(got, want.dtype)), params, expected))
 
 
 @compiled(static=["task"])
@@ -514,6 +514,10 @@ def federation_of(census: Census, data: FederatedData | None, own: slice) -> Fed
 
 
 def on_devices(tree: Tree, mesh: Mesh | None) -> Tree:
-    """Arrays on the default device, or on all of a mesh."""
-    there = jax.tree.map(jnp.asarray, tree)
+    """Arrays on the default device, or on all of a mesh.
+
+    A CPU's would share memory with the caller's if these were not copied; ``jnp.asarray`` compiles a program to copy.
+    """
+    own = np.array if jax.default_backend() == "cpu" else np.asarray
+    there = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jax.device_put(own(leaf)), tree)
     return there if mesh is None else jax.device_put(there, NamedSharding(mesh, PartitionSpec()))

@@ -294,6 +294,12 @@ def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: Plan) ->
     return clients, round_of(clients, index, key, plan)
 
 
+def without_method(hyper: Hyper) -> Hyper:
+    """What :func:`draw` needs: of the method a private one alone takes part, so that others share programs."""
+    method = hyper.method if isinstance(hyper.method, Private) else None
+    return Hyper(method, hyper.work, hyper.participation, None)  # type: ignore[arg-type]
+
+
 def placed(fed: Federation, ids: Array, weights: Array, steps: Array, plan: Plan) -> Clients:
     """Clients by their numbers, [S]; a number from N on is an empty place."""
     present = ids < plan.num_clients

@@ -21,14 +21,13 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree
 from fedax.engine.clients import oracle_of
 from fedax.engine.job import Job, federation_of, on_devices
-from fedax.engine.loop import Clients, Federation, Hyper, draw, draw_one, exchange_key, stage_key
+from fedax.engine.loop import Clients, Federation, Hyper, draw, draw_one, exchange_key, stage_key, without_method
 from fedax.engine.places.device import first_state
 from fedax.engine.plan import Plan
 from fedax.errors import ConfigError
 from fedax.federation.clock import BoundClock
 from fedax.federation.participation import Full, WithoutLate, is_late
 from fedax.programs import compiled
-from fedax.wire.privacy import Private
 
 _DRAWN = 2**18  # clients that are drawn at a time
 _ROUNDS = 64  # rounds that are drawn at a time, if they are small
@@ -100,13 +99,11 @@ class _Stage:
         everyone = stage == "warmup" or plan.full
         places = plan.num_clients if everyone else hyper.participation.places(plan.num_clients)
         self._rounds = max(1, min(_ROUNDS, _DRAWN // places))
-        # Of the method a private one alone takes part in the draw; so others have one program for it.
-        method = hyper.method if isinstance(hyper.method, Private) else None
         participation = Full() if stage == "warmup" else hyper.participation
         self._late = np.zeros(plan.num_clients, bool)
         if isinstance(participation, WithoutLate):
             self._late, participation = participation.late, participation.of
-        self._hyper = Hyper(method, hyper.work, participation, None)  # type: ignore[arg-type]
+        self._hyper = without_method(hyper._replace(participation=participation))
         self._fed = on_devices(federation_of(job.census, None, job.own), None)
         counted = any(form.asked is None for form in self._forms)
         self._counts = _Counts(job, stage, self._fed) if counted else None

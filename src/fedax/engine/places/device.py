@@ -32,6 +32,7 @@ from fedax.engine.loop import (
 from fedax.engine.plan import ExchangeForm, Plan, sent
 from fedax.errors import ConfigError
 from fedax.federation.participation import Full
+from fedax.programs import compiled
 from fedax.wire.sums import along
 
 
@@ -55,6 +56,9 @@ def first_state(algorithm: Algorithm, x: Vector) -> tuple[Tree, Tree]:
     state = (method.init(x), method.init_client(x))
     found: tuple[Tree, Tree] = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
     return found
+
+
+first_states = compiled()(first_state)
 
 
 def no_exclusions(plan: Plan) -> Exclusions | tuple[()]:

@@ -43,11 +43,12 @@ from fedax.engine.loop import (
     exchanges,
     server_key,
     stage_key,
+    without_method,
 )
 from fedax.engine.memory import ClientMemory
 from fedax.engine.places import blocks
 from fedax.engine.places.blocks import Block, Examples, MemoryRows
-from fedax.engine.places.device import first_state, no_exclusions, nothing
+from fedax.engine.places.device import first_states, no_exclusions, nothing
 from fedax.engine.places.layout import Layout
 from fedax.engine.plan import Plan
 from fedax.federation.participation import Full
@@ -241,7 +242,7 @@ class Hosted(HostServer):
 
     def _draw(self, hyper: Hyper, indices: np.ndarray, stage: str) -> list[tuple[Clients, Round]]:
         job = self.job
-        drawn = jax.tree.map(np.asarray, draw_rounds(hyper, job.fed, job.key, indices, plan=job.plan, stage=stage))
+        drawn = draw_rounds(hyper, job.fed, job.key, indices, plan=job.plan, stage=stage)
         return [jax.tree.map(lambda leaf, k=k: leaf[k], drawn) for k in range(len(indices))]
 
     def _cut(self, clients: Clients) -> list[Block]:
@@ -285,16 +286,23 @@ def _assembled(blocks: Sequence[Block], parts: Sequence[Array], size: int) -> np
 
 ExchangeInputs = tuple[Hyper, Tree, Array, Number]  # the run's values, server state, the run's key, the round's index
 
-first_states = compiled()(first_state)
 sums_of = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
 
 
-@compiled(static=["plan", "stage"])
 def draw_rounds(
     hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: Plan, stage: str
 ) -> tuple[Clients, Round]:
-    """:func:`draw` for some rounds, leaves [rounds, ...]; without the server's keys."""
+    """:func:`draw` for some rounds, NumPy leaves [rounds, ...]; without the server's keys."""
+    found: tuple[Clients, Round] = jax.tree.map(
+        np.asarray, _draw_rounds(without_method(hyper), fed, key, indices, plan=plan, stage=stage)
+    )
+    return found
 
+
+@compiled(static=["plan", "stage"])
+def _draw_rounds(
+    hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: Plan, stage: str
+) -> tuple[Clients, Round]:
     def one(index: Array) -> tuple[Clients, Round]:
         clients, round_ = draw(hyper, fed, stage_key(key, index, stage), index, plan)
         return clients, round_._replace(key=jnp.zeros(0))

@@ -32,13 +32,12 @@ from fedax.engine.layers import compressors_of
 from fedax.engine.loop import Clients, Hyper, Request, Response, State, Tally, exchanges
 from fedax.engine.places import masks
 from fedax.engine.places.answered import Repeated
-from fedax.engine.places.device import no_exclusions
+from fedax.engine.places.device import first_states, no_exclusions
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.host import (
     HostServer,
     downloaded,
     draw_rounds,
-    first_states,
     read_encoded,
 )
 from fedax.engine.places.layout import Layout
@@ -320,7 +319,7 @@ class Remote(HostServer):
         """A round, or the warm-up; yields messages to the nodes, and is sent their answers."""
         job, plan = self.job, self.job.plan
         indices = np.array([index], np.int32)
-        drawn = jax.tree.map(np.asarray, draw_rounds(hyper, job.fed, job.key, indices, plan=plan, stage=stage))
+        drawn = draw_rounds(hyper, job.fed, job.key, indices, plan=plan, stage=stage)
         clients, round_ = jax.tree.map(lambda leaf: leaf[0], drawn)
         self.index, self._run, versions = index, int(state.memory[0, 0]), state.memory[:, 1:]
         # A checkpoint is made after every round, and two are kept: at the start of this round, and of the one before.

@@ -54,7 +54,7 @@ from fedax.engine.loop import Clients, Tally, empty_place, stage_key
 from fedax.engine.places import masks
 from fedax.engine.places.answered import Answered, Repeated, question_of
 from fedax.engine.places.blocks import Block, Examples
-from fedax.engine.places.device import first_state
+from fedax.engine.places.device import first_states
 from fedax.engine.places.layout import Layout
 from fedax.engine.places.nodes import SEVERAL, Message, arrays_of, joined, packed, parted, unpacked
 from fedax.engine.places.policy import Policy
@@ -619,7 +619,7 @@ class Site:
         if examples is None:
             fed = on_devices(federation_of(split_data.census, None if stream else split_data.data, every), plan.mesh)
             examples = Examples(split_data.data if stream else None, fed, every)
-        row = jax.tree.map(np.asarray, jax.jit(first_state)(problem.method, x)[1])
+        row = jax.tree.map(np.asarray, first_states(problem.method, x)[1])
         same_frozen = [
             self._ready[text].frozen for text in self._ready if json.loads(text).get("frozen") == head.get("frozen")
         ]
