@@ -276,7 +276,7 @@ def test_the_tail_of_the_noise_goes_on(dtype, monkeypatch):
 
 def the_tail_goes_on(dtype, monkeypatch):
     key = jax.random.key(1, impl="rbg")  # bits that take a quarter of the time: what is tried is what is made of them
-    drawn = np.asarray(jax.jit(lambda key: standard_normal(key, (8 * 10**6,), dtype))(key), float)
+    drawn = np.asarray(jax.jit(lambda key: standard_normal(key, (2 * 10**7,), dtype))(key), float)
     size = np.abs(drawn)
     for beyond in (3, 4, 5):
         expected = 2 * scipy.stats.norm.sf(beyond) * drawn.size
