@@ -27,7 +27,25 @@ X0 = np.array([1.0, -2.0, 0.5, 3.0])
 LR = float(0.1 / BED.L)
 ROUNDS = 5
 COHORTS = [[4, 1, 6], [0, 3], [5], [2, 6, 0, 4], [1, 3]]  # every client at least once
-UNEQUAL = fedax.Steps(BED.tau)
+
+
+class AnySteps(fedax.Steps):
+    """Up to 12 steps of the seven clients, compiled as unequal ones: one program for all numbers of steps."""
+
+    def __init__(self, steps: Any):
+        super().__init__(np.broadcast_to(steps, 7))
+
+    def largest(self, sizes, batch_size):
+        return 12
+
+    def usual(self, sizes, batch_size):
+        return np.full(7, 12)
+
+    def equal(self, sizes, batch_size):
+        return None
+
+
+UNEQUAL = AnySteps(BED.tau)
 ORDER = np.array([3, 0, 6, 1, 5, 2, 4])  # new place -> old number
 
 
@@ -121,7 +139,7 @@ def simulated_path(
     return np.stack([run.history[f"test_x{j}"] for j in range(len(task.metrics))], axis=1)
 
 
-def limit(
+def finished(
     method: fedax.Algorithm,
     rounds: int,
     *,
@@ -130,12 +148,17 @@ def limit(
     params: Any = X0,
     work: fedax.Work = UNEQUAL,
     **options: Any,
-) -> np.ndarray:
-    """x^R of a run in float64, [parameters]: all rounds in one call, without evaluation."""
+) -> tuple[np.ndarray, Any]:
+    """x^R of a run in float64, [parameters], and what clients keep: all rounds in one call, without evaluation."""
     with jax.enable_x64(True):
         programs = programs_of(method, task, data, rounds, params, work, **options)
         state, _ = programs.advance(programs.prepare()[0], 0, rounds)
-        return model_of(programs, state, rounds)
+        return model_of(programs, state, rounds), state.memory
+
+
+def limit(method: fedax.Algorithm, rounds: int, **options: Any) -> np.ndarray:
+    """x^R of a run in float64, [parameters]; options as of :func:`finished`."""
+    return finished(method, rounds, **options)[0]
 
 
 def reference_path(
