@@ -11,6 +11,7 @@ import numpy as np
 
 import fedax
 from fedax.contract.schedule import resolve
+from fedax.engine.drive import drive
 from fedax.engine.job import federation_of, make_job, on_devices, one_type, start
 from fedax.engine.loop import Federation, Hyper, State
 from fedax.engine.plan import Plan, make_plan
@@ -30,16 +31,16 @@ COHORTS = [[4, 1, 6], [0, 3], [5], [2, 6, 0, 4], [1, 3]]  # every client at leas
 
 
 class AnySteps(fedax.Steps):
-    """Up to 12 steps of the seven clients, compiled as unequal ones: one program for all numbers of steps."""
+    """Up to 12 steps of all clients, compiled as unequal ones: one program for all numbers of steps."""
 
-    def __init__(self, steps: Any):
-        super().__init__(np.broadcast_to(steps, 7))
+    def __init__(self, steps: Any, clients: int = 7):
+        super().__init__(np.broadcast_to(steps, clients))
 
     def largest(self, sizes, batch_size):
         return 12
 
     def usual(self, sizes, batch_size):
-        return np.full(7, 12)
+        return np.full(len(sizes), 12)
 
     def equal(self, sizes, batch_size):
         return None
@@ -127,6 +128,23 @@ def path(
         state, _ = programs.advance(state, index, index + 1)
         iterates.append(model_of(programs, state, index + 1))
     return np.stack(iterates)
+
+
+class Recorded(Alone):
+    """The program of a run whose history has the model after each round, and is not measured further."""
+
+    def measure(self, state: State, index: int) -> list[dict[str, Any]]:
+        return [{"train_loss": 0.0, "model": model_of(self, state, index)}]
+
+    def outcome(self, state: State, index: int, which: int) -> tuple[State, Any]:
+        return state, None
+
+
+def recorded_run(method: fedax.Algorithm, task: fedax.Task, data: Any, **options: Any) -> fedax.Run:
+    """A run by :func:`fedax.simulate`'s own loop, with all costs and, in the column ``model``, the iterates."""
+    job = make_job(method, task, data, evaluate_every=1, **options)
+    (run,) = drive(Recorded(job), [job], lambda which, row: None)
+    return run
 
 
 def simulated_path(
