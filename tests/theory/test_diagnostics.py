@@ -1,6 +1,7 @@
 """The constants of one's own problem against exact values, enumeration and Monte Carlo; and what is said about them."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -155,7 +156,7 @@ def test_noise_is_that_of_the_minibatches_as_they_are_drawn(epochs, size, batch,
             return independent(position, size, key)
         return shuffled(position % size, size, key, position // size, max_size=size)
 
-    drawn = jax.vmap(rows)(jax.random.split(jax.random.key(0), 20_000))
+    drawn = jax.jit(jax.vmap(rows))(jax.random.split(jax.random.key(0), 20_000))
     means = values[np.asarray(drawn)].reshape(-1, steps, batch).mean(2)
     expected = batch_variance(size, batch, steps, epochs=epochs) * values.var()
     assert_allclose(np.mean((means - values.mean()) ** 2), expected, rtol=0.04, atol=1e-12)
@@ -238,6 +239,13 @@ WIDE = federation(80)
 LINEAR = fedax.Task(lambda key: jnp.zeros(80), lambda w, batch, key: batch["x"] @ w)  # no curvature
 
 
+@functools.cache
+def norms_of(momentum):
+    """‖a_i‖₁ and ‖a_i‖₂, [4] each."""
+    vectors = [accumulation_vector(fedax.SGD(0.5, momentum=momentum), t) for t in TAU]
+    return [np.array([np.linalg.norm(a, k) for a in vectors]) for k in (1, 2)]
+
+
 def without_curvature(participation, method, batch_size, seeds, data=WIDE):
     """Means of squares over seeds; per client its steady update [d] and the square of its noise."""
     points = [
@@ -246,8 +254,7 @@ def without_curvature(participation, method, batch_size, seeds, data=WIDE):
         ).points[0]
         for seed in range(seeds)
     ]
-    vectors = [accumulation_vector(method.solver, t) for t in TAU]
-    l1, l2 = (np.array([np.linalg.norm(a, k) for a in vectors]) for k in (1, 2))
+    l1, l2 = norms_of(method.solver.momentum)
     x = [data.client(i)["x"] for i in range(4)]
     steady = -0.5 * l1[:, None] * np.stack([rows.mean(0) for rows in x])
     noise = (0.5 * l2) ** 2 * np.array([rows.var(0).sum() / (batch_size or np.inf) for rows in x])
