@@ -36,6 +36,10 @@ class AnySteps(fedax.Steps):
     def __init__(self, steps: Any, clients: int = 7):
         super().__init__(np.broadcast_to(steps, clients))
 
+    @property
+    def clients(self) -> int:
+        return len(self._each)
+
     def largest(self, sizes, batch_size):
         return 12
 
