@@ -152,7 +152,9 @@ def test_an_example_s_loss_is_its_own(name):
     loss = jax.jit(lambda params, batch: task.loss(params, batch, None))
     classes = 7 if name == "char_lstm" else 5
     assert np.abs(loss(params, batch) - np.log(classes)).max() < 3  # a fresh model is not too sure of itself
-    params = jax.tree.map(lambda leaf: np.where(np.asarray(leaf) == 0, np.float32(0.3), leaf), params)  # no part is switched off
+    params = jax.tree.map(
+        lambda leaf: np.where(np.asarray(leaf) == 0, np.float32(0.3), leaf), params
+    )  # no part is switched off
     together = loss(params, batch)
     assert together.shape == batch["x"].shape[:1]
     assert np.ptp(together) > 0
