@@ -14,6 +14,7 @@ from fedax.contract.schedule import resolve
 from fedax.engine.drive import drive
 from fedax.engine.job import federation_of, make_job, on_devices, one_type, start
 from fedax.engine.loop import Federation, Hyper, State
+from fedax.engine.places.device import prepare
 from fedax.engine.plan import Plan, make_plan
 from fedax.engine.simulate import Alone, program
 from fedax.federation.census import Census
@@ -108,6 +109,15 @@ def programs_of(
     return Alone(MinimalJob(Hyper(method, work, participation.bind(data.weights), wire), fed, key, x, plan))
 
 
+def first_state(programs: Any) -> State:
+    """The state before round 0. Without a warm-up it is made operation by operation, which all methods share."""
+    job = programs.job
+    if not isinstance(programs, Alone) or resolve(job.hyper.method, 0).warmup():
+        return programs.prepare()[0]
+    state, _ = prepare(job.hyper, job.fed, job.key, job.x, job.plan)
+    return jax.tree.map(jnp.copy, state)  # for the first round may use its memory, and not that of x
+
+
 def model_of(programs: Any, state: State, index: int) -> np.ndarray:
     """The model after ``index`` rounds: [parameters]. A copy, for the next round may use the state's memory."""
     method = resolve(programs.job.hyper.method, index)
@@ -126,7 +136,7 @@ def path(
 ) -> np.ndarray:
     """The iterates x^0 … x^R of a run, [R + 1, parameters], from its programs, without evaluation."""
     programs = programs_of(method, task, data, rounds, x0, work, **options)
-    state, _ = programs.prepare()
+    state = first_state(programs)
     iterates = [model_of(programs, state, 0)]
     for index in range(rounds):
         state, _ = programs.advance(state, index, index + 1)
@@ -174,7 +184,7 @@ def finished(
     """x^R of a run in float64, [parameters], and what clients keep: all rounds in one call, without evaluation."""
     with jax.enable_x64(True):
         programs = programs_of(method, task, data, rounds, params, work, **options)
-        state, _ = programs.advance(programs.prepare()[0], 0, rounds)
+        state, _ = programs.advance(first_state(programs), 0, rounds)
         return model_of(programs, state, rounds), state.memory
 
 
