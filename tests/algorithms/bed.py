@@ -11,8 +11,10 @@ import numpy as np
 
 import fedax
 from fedax.contract.schedule import resolve
+from fedax.engine.drive import drive
 from fedax.engine.job import federation_of, make_job, on_devices, one_type, start
 from fedax.engine.loop import Federation, Hyper, State
+from fedax.engine.places.device import prepare
 from fedax.engine.plan import Plan, make_plan
 from fedax.engine.simulate import Alone, program
 from fedax.federation.census import Census
@@ -27,7 +29,29 @@ X0 = np.array([1.0, -2.0, 0.5, 3.0])
 LR = float(0.1 / BED.L)
 ROUNDS = 5
 COHORTS = [[4, 1, 6], [0, 3], [5], [2, 6, 0, 4], [1, 3]]  # every client at least once
-UNEQUAL = fedax.Steps(BED.tau)
+
+
+class AnySteps(fedax.Steps):
+    """Up to 12 steps of all clients, compiled as unequal ones: one program for all numbers of steps."""
+
+    def __init__(self, steps: Any, clients: int = 7):
+        super().__init__(np.broadcast_to(steps, clients))
+
+    @property
+    def clients(self) -> int:
+        return len(self._each)
+
+    def largest(self, sizes, batch_size):
+        return 12
+
+    def usual(self, sizes, batch_size):
+        return np.full(len(sizes), 12)
+
+    def equal(self, sizes, batch_size):
+        return None
+
+
+UNEQUAL = AnySteps(BED.tau)
 ORDER = np.array([3, 0, 6, 1, 5, 2, 4])  # new place -> old number
 
 
@@ -85,6 +109,15 @@ def programs_of(
     return Alone(MinimalJob(Hyper(method, work, participation.bind(data.weights), wire), fed, key, x, plan))
 
 
+def first_state(programs: Any) -> State:
+    """The state before round 0. Without a warm-up it is made operation by operation, which all methods share."""
+    job = programs.job
+    if not isinstance(programs, Alone) or resolve(job.hyper.method, 0).warmup():
+        return programs.prepare()[0]
+    state, _ = prepare(job.hyper, job.fed, job.key, job.x, job.plan)
+    return jax.tree.map(jnp.copy, state)  # for the first round may use its memory, and not that of x
+
+
 def model_of(programs: Any, state: State, index: int) -> np.ndarray:
     """The model after ``index`` rounds: [parameters]. A copy, for the next round may use the state's memory."""
     method = resolve(programs.job.hyper.method, index)
@@ -103,12 +136,29 @@ def path(
 ) -> np.ndarray:
     """The iterates x^0 … x^R of a run, [R + 1, parameters], from its programs, without evaluation."""
     programs = programs_of(method, task, data, rounds, x0, work, **options)
-    state, _ = programs.prepare()
+    state = first_state(programs)
     iterates = [model_of(programs, state, 0)]
     for index in range(rounds):
         state, _ = programs.advance(state, index, index + 1)
         iterates.append(model_of(programs, state, index + 1))
     return np.stack(iterates)
+
+
+class Recorded(Alone):
+    """The program of a run whose history has the model after each round, and is not measured further."""
+
+    def measure(self, state: State, index: int) -> list[dict[str, Any]]:
+        return [{"train_loss": 0.0, "model": model_of(self, state, index)}]
+
+    def outcome(self, state: State, index: int, which: int) -> tuple[State, Any]:
+        return state, None
+
+
+def recorded_run(method: fedax.Algorithm, task: fedax.Task, data: Any, **options: Any) -> fedax.Run:
+    """A run by :func:`fedax.simulate`'s own loop, with all costs and, in the column ``model``, the iterates."""
+    job = make_job(method, task, data, evaluate_every=1, **options)
+    (run,) = drive(Recorded(job), [job], lambda which, row: None)
+    return run
 
 
 def simulated_path(
@@ -121,7 +171,7 @@ def simulated_path(
     return np.stack([run.history[f"test_x{j}"] for j in range(len(task.metrics))], axis=1)
 
 
-def limit(
+def finished(
     method: fedax.Algorithm,
     rounds: int,
     *,
@@ -130,12 +180,17 @@ def limit(
     params: Any = X0,
     work: fedax.Work = UNEQUAL,
     **options: Any,
-) -> np.ndarray:
-    """x^R of a run in float64, [parameters]: all rounds in one call, without evaluation."""
+) -> tuple[np.ndarray, Any]:
+    """x^R of a run in float64, [parameters], and what clients keep: all rounds in one call, without evaluation."""
     with jax.enable_x64(True):
         programs = programs_of(method, task, data, rounds, params, work, **options)
-        state, _ = programs.advance(programs.prepare()[0], 0, rounds)
-        return model_of(programs, state, rounds)
+        state, _ = programs.advance(first_state(programs), 0, rounds)
+        return model_of(programs, state, rounds), state.memory
+
+
+def limit(method: fedax.Algorithm, rounds: int, **options: Any) -> np.ndarray:
+    """x^R of a run in float64, [parameters]; options as of :func:`finished`."""
+    return finished(method, rounds, **options)[0]
 
 
 def reference_path(

@@ -32,23 +32,26 @@ from .bed import (
     minibatches,
     path,
     picked_clients,
+    recorded_run,
     reference_path,
     regression_grads,
 )
 from .cases import CASES, Case, Cost
 
-# The plain form of each method runs on minibatches and in cohorts below; with all clients here those of each form of
-# exchange, and some variants of each family (all with FEDAX_LONG=1).
+# One form of each method runs on minibatches and in cohorts below; with all clients here the other forms, of each form
+# of exchange, and some variants of each family (all with FEDAX_LONG=1).
 SOME_VARIANTS = (
     "fedavg-momentum", "fedavg-decay", "fednova-prox", "fednova-number", "fednova-fedavgm", "fedavg-m-reparameterised",
     "bvr-l-sgd-average", "mimelite-sgd", "nesterov-restart", "fedda-momentum-coordinate", "fedda-mvr-l1-ball",
     "feddualavg",
 )  # fmt: skip
 VARIANTS = [name for name, case in CASES.items() if case.variant and (LONG or name in SOME_VARIANTS)]
+ONE_EACH = {case.method: name for name, case in reversed(CASES.items()) if not case.variant}
 HERE = {
     name: case
     for name, case in CASES.items()
-    if name in VARIANTS or (not case.variant and case.method in some([case.method]))
+    if name in VARIANTS
+    or (not case.variant and (LONG or (case.method in some([case.method]) and name not in ONE_EACH.values())))
 }
 each_case = pytest.mark.parametrize("case", HERE.values(), ids=HERE.keys())
 
@@ -93,28 +96,7 @@ def test_full_participation(case):
         close(path(method, data=RELABELLED, work=work(case, ORDER)), iterates)
 
 
-ONE_EACH = {case.method: name for name, case in reversed(CASES.items()) if not case.variant}
-# Minibatches come in such cohorts for every method below; here are the forms of exchange, and rates of single steps.
-IN_COHORTS = [name for method, name in ONE_EACH.items() if method in {*some(ONE_EACH), "stem", "mime-mvr", "fedadam"}]
-
-
-@pytest.mark.parametrize("name", [name for name in IN_COHORTS if CASES[name].partial])
-def test_partial_participation_and_changing_rates(name):
-    """Given cohorts of one to four clients; η and the server's rate are not the same in every round."""
-    case = CASES[name]
-    rates = {"lr": LR} | {field: value for field, value in case.hyper.items() if field == "server_lr"}
-    by_step = int(BED.tau.max()) if case.method in ("mime-mvr", "mimelite-mvr") else 1  # η of the global step
-    both = {field: changing(value, by_step if field == "lr" else 1) for field, value in rates.items()}
-    ours, theirs = ({field: pair[side] for field, pair in both.items()} for side in (0, 1))
-    method = fedax.create(case.method, **case.hyper | case.own | ours)
-    iterates = expected(case, COHORTS, **theirs)
-    close(path(method, work=work(case), participation=fedax.Trace(COHORTS)), iterates)
-    if not case.picks:
-        moved = [np.argsort(ORDER)[cohort] for cohort in COHORTS]
-        relabelled = {"data": RELABELLED, "work": work(case, ORDER)}
-        close(path(method, participation=fedax.Trace(moved), **relabelled), iterates)
-
-
+BY_STEP = ("mime-mvr", "mimelite-mvr")
 UNEQUAL_FIVE = (1, 5, 2, 4, 3)
 COHORTS_OF_FIVE = ((4, 1), (0, 3, 2), (2,), (1, 3), (0, 4))
 
@@ -138,19 +120,22 @@ def drawn_alone(steps: Any, cohorts: Any) -> list[int]:
 @pytest.mark.parametrize(
     "name", [n for n, case in CASES.items() if not case.variant and (LONG or n in ONE_EACH.values())]
 )
-def test_minibatches_and_costs(name):
-    """Minibatches of two examples, the same for both; unequal steps; cohorts of one to three clients where defined."""
+def test_minibatches_cohorts_changing_rates_and_costs(name):
+    """On minibatches of two examples, the same for both; unequal steps; cohorts of one to three clients where defined;
+    η and the server's rate are not the same in every round."""
     case = CASES[name]
     steps, cohorts = case.steps or UNEQUAL_FIVE, COHORTS_OF_FIVE if case.partial else None
-    hyper = {"lr": 0.05} | case.hyper
-    method = fedax.create(case.method, **hyper, **case.own)
-    options = of_five(steps, cohorts) | {"test": REGRESSION.client(0), "evaluate_every": 1}
-    run = fedax.simulate(method, LINEAR, REGRESSION, rounds=ROUNDS, **options)
+    rates = {"lr": 0.05} | {field: value for field, value in case.hyper.items() if field == "server_lr"}
+    by_step = 5 if case.method in BY_STEP else 1  # η of the global step
+    both = {field: changing(value, by_step if field == "lr" else 1) for field, value in rates.items()}
+    ours, theirs = ({field: pair[side] for field, pair in both.items()} for side in (0, 1))
+    method = fedax.create(case.method, **case.hyper | case.own | ours)
+    run = recorded_run(method, LINEAR, REGRESSION, rounds=ROUNDS, **of_five(steps, cohorts))
+    hyper = case.hyper | case.theirs | theirs
     if case.picks:
         hyper["chosen"] = drawn_alone(steps, cohorts)
-    theirs = {"grads": regression_grads(drawn(steps, cohorts)), "p": REGRESSION.weights, "x0": case.start(np.zeros(4))}
-    iterates = np.stack([run.history[f"test_x{j}"] for j in range(4)], axis=1)
-    close(iterates, reference_path(case.reference, cohorts, taus=steps, **theirs, **case.theirs, **hyper))
+    given = {"grads": regression_grads(drawn(steps, cohorts)), "p": REGRESSION.weights, "x0": case.start(np.zeros(4))}
+    close(np.stack(run.history["model"]), reference_path(case.reference, cohorts, taus=steps, **given, **hyper))
 
     columns = ("bytes_down", "bytes_up", "local_steps", "gradients")
     rows = np.stack([run.history[column] for column in columns], axis=1)
@@ -239,23 +224,34 @@ _EXACT = fedax.tasks.quadratic(4)
 BFLOAT16 = fedax.Task(lambda key: jnp.zeros(4, jnp.bfloat16), _EXACT.loss)
 
 
-@pytest.mark.parametrize("name", [ONE_EACH[method] for method in some(ONE_EACH)])
-def test_bfloat16_parameters(name):
-    """The reference within bfloat16's rounding, from float32 state and memory, wherever the memory is."""
+def in_bfloat16(name: str, run: Callable[..., fedax.Run], memory: str) -> fedax.Run:
     case = CASES[name]
     method = fedax.create(case.method, lr=LR, **case.hyper, **case.own)
-    options = {"rounds": ROUNDS, "work": work(case), "params": X0, "evaluate_every": ROUNDS}
-    run = fedax.simulate(method, BFLOAT16, DATA, place=fedax.Place(client_memory="device"), **options)
-    assert run.params.dtype == jnp.bfloat16
-    np.testing.assert_allclose(run.params.astype(np.float32), expected(case, lr=LR)[-1], rtol=0, atol=0.02)
-    kept = jax.tree.leaves((run.state, run.memory))
-    assert all(leaf.dtype == jnp.float32 for leaf in kept if jnp.issubdtype(leaf.dtype, jnp.floating))
-    if not jax.tree.leaves(run.memory):
-        return
+    options = {"rounds": ROUNDS, "work": work(case), "params": X0, "place": fedax.Place(client_memory=memory)}
+    return run(method, BFLOAT16, DATA, **options)
+
+
+def kept(run: fedax.Run, memory: Any) -> list[Any]:
+    leaves = jax.tree.leaves((run.state, memory))
+    assert all(leaf.dtype == jnp.float32 for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
+    return leaves
+
+
+@pytest.mark.parametrize("name", [ONE_EACH[method] for method in some(ONE_EACH)])
+def test_bfloat16_parameters(name):
+    """The reference within bfloat16's rounding, from float32 state and memory."""
+    run = in_bfloat16(name, recorded_run, "device")
+    kept(run, run.memory)
+    np.testing.assert_allclose(run.history["model"][-1], expected(CASES[name], lr=LR)[-1], rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["scaffold-m-vr", "fedpd"])  # a warm-up and cohorts; memory of two kinds
+def test_bfloat16_parameters_wherever_the_memory_is(name):
+    device = in_bfloat16(name, fedax.simulate, "device")
     for place in ("host", "file"):
-        other = fedax.simulate(method, BFLOAT16, DATA, place=fedax.Place(client_memory=place), **options)
-        assert other.params.dtype == jnp.bfloat16
+        other = in_bfloat16(name, fedax.simulate, place)
+        assert other.params.dtype == device.params.dtype == jnp.bfloat16
         memory = other.memory[np.arange(DATA.num_clients)]
-        for a, b in zip(jax.tree.leaves((other.state, memory)), kept, strict=True):
+        for a, b in zip(kept(other, memory), kept(device, device.memory), strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)

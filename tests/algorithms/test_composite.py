@@ -8,6 +8,8 @@ import pytest
 import scipy.optimize
 
 import fedax
+from fedax.engine.evaluate import columns
+from fedax.engine.job import make_job
 
 from .. import always
 from .bed import federation, limit
@@ -149,9 +151,10 @@ def test_objective_and_density_are_in_the_history():
     expected = history["train_loss"][-1] + WEIGHT * np.abs(run.params).sum()
     np.testing.assert_allclose(history["objective"][-1], expected, rtol=1e-6)
     for name in ("fedavg", "fedda", "feddualavg"):
-        assert "objective" not in fedax.simulate(fedax.create(name), TASK, DATA, rounds=0, work=fedax.Steps(1)).history
+        assert "objective" not in columns(make_job(fedax.create(name), TASK, DATA, rounds=0, work=fedax.Steps(1)))
     ball = fedax.create("fedavg", regularizer=fedax.L2Ball(0.5))
     outside = fedax.simulate(ball, TASK, DATA, rounds=3, params=np.full(D, 0.5), work=fedax.Steps(5), evaluate_every=1)
+    assert "objective" in columns(make_job(ball, TASK, DATA, rounds=0))
     assert np.isinf(outside.history["objective"][0]) and np.isfinite(outside.history["objective"][1:]).all()
     for wrong in (-0.1, "0.1", True):
         with pytest.raises(fedax.ConfigError, match=r"density\.threshold"):

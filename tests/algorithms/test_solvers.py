@@ -11,6 +11,7 @@ from fedax.contract.local import check_linear
 from tests.references import fedavg_family as fed
 from tests.references import quadratics as quad
 
+from .bed import DATA, QUADRATIC, X0, path
 from .cases import SOLVERS
 
 RATE = 0.05
@@ -111,28 +112,24 @@ WITH_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("where", ["clients", "server"])
 @pytest.mark.parametrize(("make", "given"), WITH_NUMBERS.values(), ids=WITH_NUMBERS)
-def test_learning_rates_of_optax_sweep_in_one_program(make, given, where):
-    """And give what they give where they are compiled in."""
-    data, task = fedax.data.quadratics(clients=3, dimension=4), fedax.tasks.quadratic(4)
-    options = {"rounds": 3, "work": fedax.Steps(3), "evaluate_every": 1}
+def test_learning_rates_of_optax_sweep_in_one_program(make, given):
+    """At the clients and at the server; and give what they give where they are compiled in."""
 
-    def method(*transformation, **numbers):
-        if where == "clients":
-            return fedax.create("fedavg", solver=fedax.Optax(*transformation, **numbers))
-        return fedax.create("fedavg", server=fedax.OptaxServer(*transformation, **numbers))
+    def method(rate, of_server):
+        server = fedax.OptaxServer(make, learning_rate=of_server, **given)
+        return fedax.create("fedavg", solver=fedax.Optax(make, learning_rate=rate, **given), server=server)
 
-    rates = [0.01, 0.05, 0.1]
-    sweep = fedax.sweep(lambda lr: method(make, learning_rate=lr, **given), {"lr": rates}, task, data, **options)
+    space, options = {"rate": [0.01, 0.05], "of_server": [0.5, 0.8]}, {"rounds": 3, "work": fedax.Steps(3)}
+    sweep = fedax.sweep(method, space, QUADRATIC, DATA, params=X0, evaluate_every=3, **options)
     assert sweep.programs == 1
-    for rate, (run,) in zip(rates, sweep.runs, strict=True):
-        ready = fedax.simulate(method(make(rate, **given)), task, data, **options)
-        np.testing.assert_allclose(run.history["train_loss"], ready.history["train_loss"], 1e-5, 1e-7)
-        alone = fedax.simulate(method(make, learning_rate=rate, **given), task, data, **options)
-        np.testing.assert_allclose(alone.history["train_loss"], ready.history["train_loss"], 1e-6, 1e-7)
-    losses = [run.history["train_loss"][-1] for (run,) in sweep.runs]
-    assert len({*losses}) == 3
+    ends = [run.params for (run,) in sweep.runs]
+    assert len({tuple(end) for end in ends}) == 4
+    for point, end in zip(sweep.points, ends, strict=True):
+        np.testing.assert_allclose(path(method(**point), **options)[-1], end, 1e-5, 1e-7)
+    solver, server = fedax.Optax(make(0.05, **given)), fedax.OptaxServer(make(0.5, **given))
+    ready = path(fedax.create("fedavg", solver=solver, server=server), **options)
+    np.testing.assert_allclose(path(method(0.05, 0.5), **options), ready, 1e-6, 1e-7)
 
 
 def test_optax_with_numbers_tells_them_and_refuses_others():

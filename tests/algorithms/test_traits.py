@@ -11,7 +11,7 @@ from fedax.contract.hyper import choice, hyper, rules
 from fedax.engine.footprint import footprints
 
 from .. import LONG, some
-from .bed import SCALAR, federation, limit
+from .bed import SCALAR, AnySteps, federation, limit
 from .cases import CASES
 from .test_cohorts import HYPER
 
@@ -61,8 +61,10 @@ RATE = {"local-adapt": 0.03, "local-amsgrad": 0.02}
 def distances(name: str, tau: object, target: float) -> tuple[float, float]:
     """From the target, for a rate and for its half, as a share of how far the clients' optima are apart."""
     hyper, lr = HYPER.get(name, {}) | MORE.get(name, {}), RATE.get(name, 0.02)
-    methods = (fedax.create(name, **hyper | {"lr": rate}) for rate in (lr, lr / 2))
-    options = {"task": SCALAR, "data": DATA, "work": fedax.Steps(tau), "params": np.zeros(1)}
+    methods = [fedax.create(name, **hyper | {"lr": rate}) for rate in (lr, lr / 2)]
+    only = fedax.create(name).traits().steps == "equal"
+    work = fedax.Steps(tau) if only else AnySteps(tau, clients=3)
+    options = {"task": SCALAR, "data": DATA, "work": work, "params": np.zeros(1)}
     first, second = (abs(float(limit(method, 20_000, **options)[0]) - target) for method in methods)
     return first / np.ptp(E / H), second / np.ptp(E / H)
 

@@ -1,5 +1,7 @@
 """The losses, metrics and initial parameters of the tasks, against NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
+@functools.cache
 def fresh(task, seed=0):
     """The task's parameters; compiled as a whole, which is quicker than draw by draw."""
     return jax.jit(task.init)(jax.random.key(seed))
@@ -149,7 +152,9 @@ def test_an_example_s_loss_is_its_own(name):
     loss = jax.jit(lambda params, batch: task.loss(params, batch, None))
     classes = 7 if name == "char_lstm" else 5
     assert np.abs(loss(params, batch) - np.log(classes)).max() < 3  # a fresh model is not too sure of itself
-    params = jax.tree.map(lambda leaf: np.where(leaf == 0, np.float32(0.3), leaf), params)  # no part is switched off
+    params = jax.tree.map(
+        lambda leaf: np.where(np.asarray(leaf) == 0, np.float32(0.3), leaf), params
+    )  # no part is switched off
     together = loss(params, batch)
     assert together.shape == batch["x"].shape[:1]
     assert np.ptp(together) > 0
@@ -204,7 +209,7 @@ def test_parameters_follow_the_default_float_dtype(task, x):
     batch = {"x": x, "y": np.array([0, 2])}
     loss = jax.jit(task.loss)
     with jax.enable_x64(True):
-        params = fresh(task)
+        params = jax.jit(task.init)(jax.random.key(0))
         wide = loss(params, batch, None)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {wide.dtype} == {np.dtype(np.float64)}
     narrow = loss(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params), batch, None)
