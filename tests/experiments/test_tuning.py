@@ -35,11 +35,12 @@ run.batch_size = [8, 16]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(tmp_path_factory, plots):
     """A sweep: its folder and the output."""
     here = tmp_path_factory.mktemp("sweep")
     (here / "small.toml").write_text(CONFIG)
-    result = run_cli("sweep", str(here / "small.toml"), "--out", str(here / "run"))
+    with plots():
+        result = run_cli("sweep", str(here / "small.toml"), "--out", str(here / "run"))
     assert result.exit_code == 1, result.output  # one method diverges wherever it is tried
     return here / "run", result.stdout
 
