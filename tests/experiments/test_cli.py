@@ -38,6 +38,7 @@ work = {kind = "steps", steps = 2}
 run = {rounds = 2, batch_size = 8}
 methods = [{name = "fedavg", lr = 0.1}]
 """
+SMALL = '"quadratics", clients = 3, dimension = 2'  # data whose programs are smaller
 
 
 @pytest.fixture
@@ -415,7 +416,8 @@ def test_an_output_of_another_encoding_in_a_notebook_that_forces_colours(here):
 
 
 def test_nobody_needs_to_read_the_output(here):
-    done = started("run", "tiny.toml", "--out", "run")
+    (here / "small.toml").write_text(TINY.replace('"digits", clients = 3, partition = "iid"', SMALL))
+    done = started("run", "small.toml", "--out", "run")
     assert done.stdout.readline().startswith("Data")
     done.stdout.close()
     assert (done.wait(timeout=120), done.stderr.read()) == (0, "")
