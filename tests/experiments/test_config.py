@@ -10,7 +10,6 @@ import pytest
 
 import fedax
 from fedax.experiments import build, datasets, described, override, read_toml, recipes, tasks, toml
-from fedax.experiments.config import experiment
 from fedax.experiments.config.data import deal
 from fedax.experiments.defaults import TASKS_OF, comparison
 
@@ -364,7 +363,7 @@ def loaded_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fedax.data, "load", functools.cache(fedax.data.load))
-        patch.setattr(experiment, "deal", dealt)
+        patch.setattr("fedax.experiments.config.experiment.deal", dealt)
         yield
 
 
