@@ -1,6 +1,7 @@
 """What holds for all tests and doctests; those of what needs Flower or PyTorch are collected where it is installed."""
 
 import contextlib
+import functools
 import importlib.util
 import os
 import sys
@@ -31,23 +32,42 @@ def registries() -> Iterator[None]:
         vars(registry).update(tables)
 
 
-@contextlib.contextmanager
-def _formats(*names: str) -> Iterator[None]:
-    from fedax.experiments import plots
+@pytest.fixture(scope="session", autouse=True)
+def plots() -> Iterator[Callable[..., contextlib.AbstractContextManager[None]]]:
+    """Plots take longer than most runs of tests: run folders have none, where a test does not ask for them.
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "FORMATS", names)
+    ``with plots():`` they are drawn as PNG, ``with plots("png", "svg", "pdf"):`` as for users.
+    """
+    from fedax.experiments import plots as module
+
+    write_plots = module.write_plots
+
+    @contextlib.contextmanager
+    def drawn(*formats: str) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "FORMATS", formats or ("png",))
+            patch.setattr(module, "write_plots", write_plots)
+            yield
+
+    with drawn(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "write_plots", lambda record: None)
+        yield drawn
+
+
+@pytest.fixture
+def with_plots(plots: Callable[..., contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """The run folders of a test have plots, as PNG."""
+    with plots():
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def png_only() -> Iterator[None]:
-    """Plots take longer than most runs of tests: they are in one format, where a test does not ask for all."""
-    with _formats("png"):
+def one_parser() -> Iterator[None]:
+    """Typer makes the parser of the command anew for each call, and it is the same."""
+    import typer
+
+    made = functools.cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", made)
+        patch.setattr("typer.testing._get_command", made)
         yield
-
-
-@pytest.fixture(scope="session")
-def all_formats() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """``with all_formats():`` plots are drawn as for users."""
-    return lambda: _formats("png", "svg", "pdf")

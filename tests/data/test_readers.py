@@ -1,6 +1,7 @@
 """Data sets by name: from tiny copies in every form in which people have them, and from the real files."""
 
 import gzip
+import importlib.metadata
 import json
 import pathlib
 import struct
@@ -45,6 +46,16 @@ def test_digits_need_no_file(monkeypatch):
         counts = np.bincount(part["y"])
         assert part["y"].dtype == np.int32 and per_class[0] <= counts.min() <= counts.max() <= per_class[1]
     assert np.array_equal(data.load("digits").test["x"], digits.test["x"])
+
+
+def test_digits_are_those_that_scikit_learn_reads(monkeypatch):
+    """Wherever it keeps their file."""
+    digits = data.load("digits")
+    monkeypatch.setattr(importlib.metadata.PathDistribution, "locate_file", lambda self, path: "elsewhere")
+    for own, theirs in zip(
+        (digits.train, digits.test), (data.load("digits").train, data.load("digits").test), strict=True
+    ):
+        assert all(np.array_equal(own[name], theirs[name]) and own[name].dtype == theirs[name].dtype for name in own)
 
 
 def test_available_is_what_load_knows(tmp_path):

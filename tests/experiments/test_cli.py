@@ -38,6 +38,7 @@ work = {kind = "steps", steps = 2}
 run = {rounds = 2, batch_size = 8}
 methods = [{name = "fedavg", lr = 0.1}]
 """
+SMALL = '"quadratics", clients = 3, dimension = 2'  # data whose programs are smaller
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_run_writes_a_folder_and_says_where(here):
     assert read("runs/digits-1").runs[0].status == "finished"
 
 
-def test_a_diverging_method_is_exit_code_1_and_the_others_are_finished(here):
+def test_a_diverging_method_is_exit_code_1_and_the_others_are_finished(here, with_plots):
     (here / "two.toml").write_text(TINY.replace("]", ', {name = "fedavg", lr = 1e38, label = "wild"}]'))
     result = run_cli("run", "two.toml", "--out", "both", "--set", "methods.fedavg.lr=0.01")
     # Both methods have the name; the second is told by its label.
@@ -67,7 +68,7 @@ def test_a_diverging_method_is_exit_code_1_and_the_others_are_finished(here):
     assert "diverged by round" in (here / "again" / "report.html").read_text()
 
 
-def test_a_method_that_ends_worse_than_it_began_is_exit_code_1(here):
+def test_a_method_that_ends_worse_than_it_began_is_exit_code_1(here, with_plots):
     (here / "two.toml").write_text(TINY.replace("]", ', {name = "fedavg", lr = 1e30, label = "wild"}]'))
     result = run_cli("run", "two.toml", "--out", "both")
     assert result.exit_code == 1, result.output
@@ -415,7 +416,8 @@ def test_an_output_of_another_encoding_in_a_notebook_that_forces_colours(here):
 
 
 def test_nobody_needs_to_read_the_output(here):
-    done = started("run", "tiny.toml", "--out", "run")
+    (here / "small.toml").write_text(TINY.replace('"digits", clients = 3, partition = "iid"', SMALL))
+    done = started("run", "small.toml", "--out", "run")
     assert done.stdout.readline().startswith("Data")
     done.stdout.close()
     assert (done.wait(timeout=120), done.stderr.read()) == (0, "")

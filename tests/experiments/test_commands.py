@@ -251,7 +251,7 @@ def test_an_output_in_ascii_and_folders_that_are_not(name, here, called):
     assert (code, stderr) == (0, "")
 
 
-def test_clients_whose_files_are_not_in_utf_8_have_names_that_can_be_written(here, called):
+def test_clients_whose_files_are_not_in_utf_8_have_names_that_can_be_written(here, called, with_plots):
     odd = pathlib.Path(os.fsdecode(b"Z\xfcrich"))
     odd.mkdir()
     for k, name in enumerate((b"s\xfcd.csv", "ütli.csv".encode())):
@@ -300,7 +300,7 @@ def test_a_name_that_is_too_long_is_one_line(name, here, called):
     assert {*here.rglob("*")} == before
 
 
-def test_names_that_files_are_made_of_may_be_long(here, called):
+def test_names_that_files_are_made_of_may_be_long(here, called, with_plots):
     """Of experiments, methods and clients: the files' own names are cut, and differ where the names do."""
     rows = [f"{{name = 'fedavg', label = '{label}'}}" for label in (LONG + "a", LONG + "b", LONG + "月" * 99)]
     text = f'name = "{LONG}"\nmethods = [{", ".join(rows)}]\n' + RECIPE.partition("methods")[0]
@@ -314,7 +314,7 @@ def test_names_that_files_are_made_of_may_be_long(here, called):
 EVIL = "=cmd()|'/../x\x1b[2J<script>alert(1)</script>%&_$#{}\\\u202e"
 
 
-def test_names_that_others_have_chosen_do_no_harm(here, called, tmp_path):
+def test_names_that_others_have_chosen_do_no_harm(here, called, tmp_path, with_plots):
     """Of an experiment, methods, columns, categories and classes: on the screen, in pages and in tables."""
     table = pandas.DataFrame(
         {EVIL: [40, 60] * 10, "w": [EVIL, "B"] * 10, f"ill {EVIL}": [f"{EVIL}no", f"{EVIL}yes"] * 10}

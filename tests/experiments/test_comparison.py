@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedax
 from fedax.cli import app
-from fedax.experiments import comparison, described, plots, read, tables
+from fedax.experiments import comparison, described, read, tables
 from fedax.federation import PARTICIPATION, WORK
 from fedax.federation.participation import Cohort
 
@@ -123,15 +123,10 @@ def compare(methods=METHODS, **changes):
 
 
 @pytest.fixture(scope="module")
-def comparison_run(tmp_path_factory):
+def comparison_run(tmp_path_factory, plots):
     extra = {"metrics": ["mae"], "judge": "test_miss_error", "baselines": {"lr": 0.05}}
-    return compare(out=tmp_path_factory.mktemp("compare") / "run", **extra)
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Folders without plots, which take longer than the runs."""
-    monkeypatch.setattr(plots, "write_plots", lambda record: None)
+    with plots():
+        return compare(out=tmp_path_factory.mktemp("compare") / "run", **extra)
 
 
 def rows(folder):
@@ -195,7 +190,7 @@ def test_the_folder_has_what_a_command_writes_and_is_read_as_such(comparison_run
     ]  # fmt: skip
 
 
-def test_one_that_was_stopped_goes_on_with_the_same_call(tmp_path, quick):
+def test_one_that_was_stopped_goes_on_with_the_same_call(tmp_path):
     whole = compare(out=tmp_path / "whole")
 
     class Impatient:
@@ -235,7 +230,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("which", OTHERS)
-def test_a_folder_with_something_else_is_refused(comparison_run, which, tmp_path_factory, quick):
+def test_a_folder_with_something_else_is_refused(comparison_run, which, tmp_path_factory):
     changes, message = OTHERS[which]
     given = {"methods": METHODS, "task": TASK, "data": DATA, "seeds": [3, 5], **OPTIONS} | changes
     place = tmp_path_factory.getbasetemp() / "refused"
@@ -259,7 +254,7 @@ def test_a_folder_with_other_files_is_refused_before_anything_runs(tmp_path):
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
-def test_without_a_folder_it_is_temporary_and_can_be_kept(tmp_path):
+def test_without_a_folder_it_is_temporary_and_can_be_kept(tmp_path, with_plots):
     comparison = compare({"small": fedax.create("fedavg", lr=0.01), "large": "fedavg"}, seeds=2)
     place = comparison.records[0].folder
     assert place.is_dir() and not (place / "report.html").exists()
@@ -295,7 +290,7 @@ def test_one_seed_no_held_out_data_and_a_method_that_diverges():
     assert "diverged" in comparison._repr_html_() and "★" not in comparison._repr_html_()
 
 
-def test_several_folders_and_problems(comparison_run, tmp_path, quick):
+def test_several_folders_and_problems(comparison_run, tmp_path):
     folder = comparison_run.records[0].folder
     other = compare(["scaffold"], out=tmp_path / "other", metrics=["mae"], participation=fedax.Uniform(2))
     same = compare({"late": Averaged(0.05)}, out=tmp_path / "same", judge="test_miss_error", metrics=["mae"])
@@ -311,7 +306,7 @@ def test_several_folders_and_problems(comparison_run, tmp_path, quick):
     assert other.labels == ["scaffold"] and same.verdict == ""
 
 
-def test_of_other_data_and_losses_the_problems_are_others(tmp_path, quick):
+def test_of_other_data_and_losses_the_problems_are_others(tmp_path):
     compare(["fedavg"], out=tmp_path / "one", seeds=1)
     moved = sites(0)
     moved.examples["y"][:] += 1
@@ -476,7 +471,7 @@ def test_so_it_does_of_work_and_participation():
     assert away["kind"] == "uniform" and away["dropout"] == "array (5000,)"
 
 
-def test_options_of_simulate_are_passed_on(tmp_path, quick):
+def test_options_of_simulate_are_passed_on(tmp_path):
     start = {"w": np.ones(3, np.float32), "b": np.float32(2.0)}
     until = fedax.Patience(evaluations=1, least=10.0)
     task = fedax.tasks.partial(TASK.with_metrics(density=fedax.metrics.Density(0.1)), "w", start)

@@ -10,6 +10,7 @@ import pytest
 
 import fedax
 from fedax.experiments import build, datasets, described, override, read_toml, recipes, tasks, toml
+from fedax.experiments.config.data import deal
 from fedax.experiments.defaults import TASKS_OF, comparison
 
 GOOD = {
@@ -350,9 +351,19 @@ def test_files_that_are_no_toml(tmp_path):
 
 @pytest.fixture(scope="module")
 def loaded_once():
-    """Data sets, read once for all recipes."""
+    """Data sets, read once for all recipes, and dealt once for neighbours that deal them alike."""
+    last = {}
+
+    def dealt(section, fleet=None):
+        key = section.model_dump_json()
+        if key not in last:
+            last.clear()  # each is as large as its data set
+            last[key] = deal(section, fleet)
+        return last[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fedax.data, "load", functools.cache(fedax.data.load))
+        patch.setattr("fedax.experiments.config.experiment.deal", dealt)
         yield
 
 

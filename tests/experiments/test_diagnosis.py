@@ -1,5 +1,6 @@
 """The diagnosis of a run folder or a configuration: its file, its output, and errors."""
 
+import functools
 import json
 import re
 
@@ -68,14 +69,24 @@ def test_the_figures_are_those_of_the_function(done):
     assert table["Cost of another objective"][1] == "0" and stored["verdict"] == diagnosis.verdict
 
 
-def ended(tmp_path, losses, takes, names=("fedavg", "scaffold")):
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """``ran(names, seeds)``: the folder of two methods with so many seeds, which is made once."""
+
+    @functools.cache
+    def run(names, seeds):
+        folder = tmp_path_factory.mktemp("two")
+        config = CONFIG.replace("seeds = [7, 8]", f"seeds = {seeds}").replace("rounds = 40", "rounds = 1")
+        (folder / "two.toml").write_text(config.replace("scaffold", names[1]).replace("a <b> & c", names[0]))
+        assert run_cli("run", str(folder / "two.toml"), "--out", str(folder / "run")).exit_code == 0
+        return folder / "run"
+
+    return run
+
+
+def ended(ran, losses, takes, names=("fedavg", "scaffold")):
     """A run folder's record of two methods with these final losses, one a seed, that were diagnosed."""
-    seeds = list(range(len(losses[0])))
-    config = CONFIG.replace("seeds = [7, 8]", f"seeds = {seeds}").replace("rounds = 40", "rounds = 1")
-    config = config.replace("scaffold", names[1])
-    (tmp_path / "two.toml").write_text(config.replace("a <b> & c", "fedavg"))
-    assert run_cli("run", str(tmp_path / "two.toml"), "--out", str(tmp_path / "run")).exit_code == 0
-    record = read(tmp_path / "run")
+    record = read(ran(names, len(losses[0])))
     for label, values in zip(names, losses, strict=True):
         for run, value in zip(record.of(label), values, strict=True):
             for column in ("train_loss", "test_loss"):
@@ -123,9 +134,9 @@ def ended(tmp_path, losses, takes, names=("fedavg", "scaffold")):
         (([0.5], [0.48]), ("", ""), "though one seed does not tell"),
     ],
 )
-def test_of_methods_that_tie_the_cheapest_is_taken(tmp_path, losses, takes, sentence):
+def test_of_methods_that_tie_the_cheapest_is_taken(ran, losses, takes, sentence):
     names = ("fedavg", "fednova") if "fednova" in sentence else ("fedavg", "scaffold")
-    text = verdict(ended(tmp_path, losses, takes, names))
+    text = verdict(ended(ran, losses, takes, names))
     assert sentence in text and ("So says" in text) != ("was tried here" in text)
 
 

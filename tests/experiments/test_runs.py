@@ -24,11 +24,11 @@ CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory, all_formats):
+def done(tmp_path_factory, plots):
     experiment = build(CONFIG)
     seen = []
     folder = new_folder(tmp_path_factory.mktemp("runs") / "tiny", "tiny")
-    with all_formats():
+    with plots("png", "svg", "pdf"):
         record = execute(experiment, folder, lambda label, seed, row: seen.append((label, seed, row)))
     return experiment, record, seen
 

@@ -36,12 +36,12 @@ def command(*arguments):
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
+def story(tmp_path_factory, plots):
     """The folder after the run, and all patients."""
     place = tmp_path_factory.mktemp("story")
     pool = hospitals.write(place / "hospitals")
     (place / "story.toml").write_text(STORY)
-    with pytest.MonkeyPatch.context() as patch:
+    with plots(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         output = command("run", "story.toml", "--out", "run")
     return place, pool, output

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedax.errors import ConfigError, DataError
-from fedax.experiments import plan
+from fedax.experiments import build, execute, new_folder, plan
 from fedax.experiments import study as studies
 from fedax.experiments.pooled import least
-from fedax.experiments.runs import MethodRun, Record, read
+from fedax.experiments.runs import MethodRun, Record, finite, read
 from fedax.experiments.study import (
     carry_out,
     claims,
@@ -25,6 +25,7 @@ from fedax.experiments.study import (
     verdict,
     write_page,
 )
+from fedax.experiments.study.parts import short
 
 RECIPE = """
 name = "small"
@@ -594,26 +595,27 @@ def test_a_job_that_fails_is_told_and_does_not_stop_the_others(made, tmp_path, m
     assert kept == ["fedavg-m"]
 
 
-def together(made, tmp_path, number):
+@pytest.fixture
+def four(made):
+    """Four jobs that one process takes."""
     study = made(PART + 'set = {"run.seeds" = [3, 4]}\n')
-    return studies.Study(study.section.model_copy(update={"together": number}), study.parts)
+    return studies.Study(study.section.model_copy(update={"together": 4}), study.parts)
 
 
-def test_small_jobs_are_done_by_one_process(made, tmp_path):
-    lines, apart = [], []
-    assert carry_out(together(made, tmp_path, 4), tmp_path / "one", jobs=1, watch=lines.append)
+def test_small_jobs_are_done_by_one_process(four, tmp_path):
+    lines, jobs = [], [*four.jobs()]
+    assert carry_out(four, tmp_path / "out", jobs=1, watch=lines.append)
     assert [line.split(" took")[0] for line in lines] == ["one: fedavg, seed 3, and 3 more begins", lines[0][:-7]]
-    assert carry_out(together(made, tmp_path, 1), tmp_path / "each", jobs=1, watch=apart.append)
-    assert len(apart) == 8
-    one, each = results_of(tmp_path / "one"), results_of(tmp_path / "each")
-    assert one.keys() == each.keys()
-    for key, line in one.items():
-        columns = [name for name in line["history"] if name != "seconds"]
-        assert [line["history"][name] for name in columns] == [each[key]["history"][name] for name in columns]
+    done = results_of(tmp_path / "out")
+    assert done.keys() == {job.key for job in jobs} and len(jobs) == 4
+    for job in jobs:  # as each of them alone
+        (run,) = execute(build(job.config), new_folder(tmp_path / job.key, "small"), drawn=False).runs
+        for column in run.history.keys() - {"seconds"}:
+            assert done[job.key]["history"][column] == short(finite(run.history[column])), column
 
 
-def test_jobs_beside_one_that_fails_are_done(made, tmp_path, monkeypatch):
-    study, started, kept = together(made, tmp_path, 4), [], []
+def test_jobs_beside_one_that_fails_are_done(four, tmp_path, monkeypatch):
+    started, kept = [], []
 
     def start(folder, jobs, core):
         started.append([f"{job.label} {job.seed}" for job in jobs])
@@ -627,6 +629,6 @@ def test_jobs_beside_one_that_fails_are_done(made, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "_start", start)
     monkeypatch.setattr(running, "keep", lambda folder, job: kept.append(f"{job.label} {job.seed}"))
     with pytest.raises(ConfigError, match=r"one: fedavg-m, seed 3: too many clients \(.*log\.txt\)"):
-        carry_out(study, tmp_path / "out", jobs=1)
+        carry_out(four, tmp_path / "out", jobs=1)
     assert started == [["fedavg 3", "fedavg-m 3", "fedavg 4", "fedavg-m 4"], ["fedavg 4", "fedavg-m 4"]]
     assert kept == ["fedavg 3", "fedavg 4", "fedavg-m 4"]

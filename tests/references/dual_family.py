@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from scipy.optimize import brentq
 
 from .fedavg_family import Cohorts, Rate, Reference, Taus, _at, _cohort, _start, _steps
 from .recursive_family import Grad, _warm_up
@@ -36,16 +37,8 @@ def _soft(u: np.ndarray, threshold: np.ndarray) -> np.ndarray:
 
 
 def _root(decreasing: Callable[[float], float], low: float, high: float) -> float:
-    """The zero of a decreasing function between low and high, by bisection down to neighbouring numbers."""
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        if decreasing(middle) > 0:
-            low = middle
-        else:
-            high = middle
-    return high
+    """The zero of a decreasing function between low and high, as exact as numbers are."""
+    return brentq(decreasing, low, high, xtol=1e-300, rtol=4 * np.finfo(float).eps)
 
 
 @dataclass(frozen=True)

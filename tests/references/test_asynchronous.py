@@ -343,9 +343,9 @@ SLOW = 0.002
 @pytest.mark.parametrize("weight", [asy.constant, asy.polynomial(0.5), asy.hinge(1.0, 3.0)])
 def test_fedbuff_ends_at_the_predicted_wrong_point(weight):
     c = clients(tau=2)
-    schedule = {**ALL, "buffer": 2, "steps": 12_000}
+    schedule = {**ALL, "buffer": 2, "steps": 6_000}
     run = asy.go(asy.fedbuff(c, X0, lr=SLOW, weight=weight), c, **schedule)
-    s = asy.shares(run.steps[6000:], c.p, weight)
+    s = asy.shares(run.steps[3000:], c.p, weight)
     distance = np.linalg.norm(c.optimum(s.q) - c.optimum())
     assert s.chi2 > 0.4 and distance > 0.5
     assert np.linalg.norm(asy.settled(run) - c.optimum(s.q)) < 0.01 * distance

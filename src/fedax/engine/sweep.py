@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import pathlib
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -635,6 +636,7 @@ class Lanes:
         self.fed, self.held = data
         self.keys, self.x, self.plan = keys, x, first.plan
         self.timetables = [] if first.pacing is None else [timetable_of(row[0]) for row in jobs]
+        self._last_models: tuple[list[weakref.ref[Array]], int, Tree] = ([], -1, None)
 
     def prepare(self) -> tuple[State, Tally]:
         if self.timetables:
@@ -696,11 +698,18 @@ class Lanes:
         return [jax.tree.map(lambda leaf, at=at: leaf[at], every) for at in places]
 
     def outcome(self, state: State, index: int, which: int) -> tuple[None, Tree]:
-        models, _ = _models(self.varying, self.common, state.server, index, mesh=self.mesh)
         at = divmod(which, self.points)
-        # On the host, where a part of an array is no program.
-        model = jax.tree.map(lambda leaf: np.asarray(leaf)[at], models)
+        model = jax.tree.map(lambda leaf: leaf[at], self._models_of(state, index))
         return None, jax.tree.map(np.array, self.jobs[0][0].delivered(model))
+
+    def _models_of(self, state: State, index: int) -> Tree:
+        """The models of all lanes on the host, where a part of an array is no program; each lane asks for its own."""
+        leaves, (seen, at, models) = jax.tree.leaves(state.server), self._last_models
+        if at != index or any(ref() is not leaf for ref, leaf in zip(seen, leaves, strict=True)):
+            models, _ = _models(self.varying, self.common, state.server, index, mesh=self.mesh)
+            models = jax.tree.map(np.asarray, models)
+            self._last_models = [*map(weakref.ref, leaves)], index, models
+        return models
 
     def times(self, which: int) -> Unknown:
         return self.timetables[which // self.points] if self.timetables else None

@@ -99,10 +99,17 @@ class StudyJob:
 
 @dataclass(frozen=True)
 class Part:
-    """One experiment of a study, with its configuration before tuning."""
+    """One experiment of a study, with its configuration before tuning.
+
+    Attributes:
+        section: the content of the study's file.
+        config: the recipe with the settings of the part.
+        known: settings -> whether a method can have them, as far as :func:`accepted` was asked.
+    """
 
     section: PartSection
     config: Table
+    known: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -348,9 +355,8 @@ def grid_of(part: Part, label: str) -> dict[str, list[Any]]:
 
 def at_point(part: Part, label: str, point: Table) -> Table:
     """The configuration of one method at one point, with the settings that are tied to it."""
-    config = copy.deepcopy(part.config)
     row = copy.deepcopy(part.row(label))
-    config["methods"] = [row]
+    config = {name: [row] if name == "methods" else copy.deepcopy(value) for name, value in part.config.items()}
     for name, (other, power) in held_of(part, label).items():
         if other in point:
             row[name] = float(f"{row[name] * (point[other] / row[other]) ** power:.6g}")
@@ -385,11 +391,15 @@ def _points(grid: dict[str, list[Any]]) -> list[dict[str, list[Any]]]:
 
 def accepted(part: Part, label: str, point: Table) -> bool:
     """Whether a method can have these settings."""
-    try:
-        check_settings(at_point(part, label, point))
-    except ConfigError:
-        return False
-    return True
+    config = at_point(part, label, point)
+    key = json.dumps(config, sort_keys=True)
+    if key not in part.known:
+        try:
+            check_settings(config)
+            part.known[key] = True
+        except ConfigError:
+            part.known[key] = False
+    return part.known[key]
 
 
 def job_of(part: Part, label: str, seed: int | None, config: Table) -> StudyJob:
