@@ -27,6 +27,8 @@ from fedax.experiments import clients, read
 from fedax.federation.census import Census
 from fedax.flower import deploy
 
+pytestmark = pytest.mark.usefixtures("with_plots")
+
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = {
     name: ROOT / "docs" / f"{name}.md"

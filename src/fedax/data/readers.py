@@ -133,10 +133,10 @@ def _digits() -> tuple[Arrays, Arrays]:
 
 def _scikit_learns_digits() -> tuple[np.ndarray, np.ndarray]:
     """[1797, 64] pixels and [1797] labels, read from scikit-learn's file: to import scikit-learn takes a second."""
-    file = importlib.metadata.distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     try:
+        file = importlib.metadata.distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
         table = np.loadtxt(str(file), np.int64, delimiter=",")
-    except OSError:  # a version that has it elsewhere
+    except (OSError, importlib.metadata.PackageNotFoundError):  # it is elsewhere
         from sklearn.datasets import load_digits
 
         return load_digits(return_X_y=True)
