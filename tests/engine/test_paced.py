@@ -120,6 +120,22 @@ def test_the_simulation_of_its_arrivals_has_the_same_numbers(name, tmp_path, mon
             np.testing.assert_allclose(x[rest], np.asarray(y)[rest], 1e-5, 1e-6)
 
 
+@pytest.mark.parametrize("grace, seed", [(0.3, 0), (0.1, 1), (1.0, 2)])
+def test_who_starts_after_a_grace_has_the_model_of_its_end(grace, seed, tmp_path, monkeypatch, ends):
+    """The server learns that it is over from an answer that comes later, and that may make a step."""
+    method, pace = fedax.create("ca2fl", lr=LR), dataclasses.replace(IDLE, grace=grace)
+    rng = np.random.default_rng(seed)
+    problem = Problem(method, TASK, here.wire_of(), Compression.of(None).up)
+    nodes = here.sites(DATA, [[4], [3, 0], [2, 1]], problem)
+    at = transport(method, monkeypatch, nodes, lambda number, message: SLOW[number] * rng.uniform(0.5, 2.0))
+    asked, begin = [], paced.LiveSchedule._begin
+    late = lambda self, job, client, now: (asked.append(at.now > now + 1e-6), begin(self, job, client, now))  # noqa: E731
+    monkeypatch.setattr(paced.LiveSchedule, "_begin", late)
+    got = run(method, at, tmp_path, pace=pace)
+    alike(got, replayed(method, tmp_path, pace=pace))
+    assert sum(asked) >= 3  # of those who start it is known later than they start
+
+
 class _Killed(BaseException):
     pass
 

@@ -369,6 +369,8 @@ class Paced(Remote):
         schedule, job, answer_head = self._schedule, came.job, came.answer.head
         if "repeated" in answer_head:
             raise NodeError(f"clients {self.fleet.names(came.which)}: {answer_head['repeated']}; begin a new run")
+        schedule.wait(came.time)
+        self._enqueue()  # whom a grace that is over has made start: with the model of before this answer
         client, version, begun = schedule.clients[job], schedule.versions[job], schedule.begun[job]
         upload, counts = self._upload(came, version)
         self._trace.add(job, client, version, begun, came.time - begun)
