@@ -11,10 +11,10 @@ import pytest
 import fedax
 from fedax.federation.participation import Cohort
 
-from .. import always
+from .. import LONG, always
 from .bed import federation
 
-N, SIZE, ROUNDS = 50, 5, 4000
+N, SIZE, ROUNDS = 50, 5, 8000 if LONG else 4000  # those that take longest to end run on request
 P = np.random.default_rng(0).lognormal(sigma=2.0, size=N)
 P = P / P.sum()  # the largest is .25, and of uniform cohorts Σω is .04 to 4.7
 IDENTICAL = federation(np.tile(np.diag([1.0, 0.5]), (N, 1, 1)), np.tile([1.0, -1.0], (N, 1)), P)

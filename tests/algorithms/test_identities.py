@@ -284,7 +284,11 @@ PAIRS = {
         ("fedavg", {"server_lr": 0.7}),
         {"participation": FEW},
     ),
-    "fadas, shortened": (("fadas", {"threshold": 1, "shorten": "cap"}), ("fadas", {"threshold": None}), {}),
+    "fadas, shortened": (
+        ("fadas", {"server_lr": 0.02, "threshold": 1, "shorten": "cap"}),
+        ("fadas", {"server_lr": 0.02, "threshold": None}),
+        {},
+    ),
 }
 
 
