@@ -129,8 +129,12 @@ def test_who_starts_after_a_grace_has_the_model_of_its_end(grace, seed, tmp_path
     nodes = here.sites(DATA, [[4], [3, 0], [2, 1]], problem)
     at = transport(method, monkeypatch, nodes, lambda number, message: SLOW[number] * rng.uniform(0.5, 2.0))
     asked, begin = [], paced.LiveSchedule._begin
-    late = lambda self, job, client, now: (asked.append(at.now > now + 1e-6), begin(self, job, client, now))  # noqa: E731
-    monkeypatch.setattr(paced.LiveSchedule, "_begin", late)
+
+    def noted(self: paced.LiveSchedule, job: int, client: int, now: float) -> None:
+        asked.append(at.now > now + 1e-6)
+        begin(self, job, client, now)
+
+    monkeypatch.setattr(paced.LiveSchedule, "_begin", noted)
     got = run(method, at, tmp_path, pace=pace)
     alike(got, replayed(method, tmp_path, pace=pace))
     assert sum(asked) >= 3  # of those who start it is known later than they start

@@ -103,7 +103,8 @@ def private_key(path: pathlib.Path) -> "EllipticCurvePrivateKey":
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    return _read(path, "key", EllipticCurvePrivateKey, lambda content: load_ssh_private_key(content, None))  # type: ignore[type-abstract]
+    load = lambda content: load_ssh_private_key(content, None)  # noqa: E731
+    return _read(path, "key", EllipticCurvePrivateKey, load)  # type: ignore[type-abstract]
 
 
 def public_key(path: pathlib.Path, field: str) -> "EllipticCurvePublicKey":
