@@ -1,4 +1,4 @@
-"""Files: checks before untrusted files are read, private files, rotated logs, safe CSV cells, and file names."""
+"""Files: checks before one is read, writing whole or not at all, private files, logs, safe CSV cells, and names."""
 
 import csv
 import hashlib
@@ -32,7 +32,7 @@ def regular(path: Path) -> int:
     return status.st_size
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     """Write a file whole or not at all: first a temporary file in the same folder, which is then renamed."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}-")
     try:
@@ -41,7 +41,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)  # only its owner could read it so far
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -50,13 +50,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner can read, completely or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.unlink(missing_ok=True)
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.rename(path)
+    write_atomic(path, content, 0o600)
 
 
 def open_to_others(path: Path) -> str:

@@ -67,7 +67,7 @@ def test_without_a_weight_of_staleness_fedbuff_is_fedavg():
     np.testing.assert_array_equal(models(equal), models(run(fedax.create("fedavg", lr=LR), pace)))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ca2fl", "fedbuff", "fedasync"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ca2fl", "fedbuff", "fedasync", "area", "ace", "fadas"])
 def test_equal_speeds_and_a_buffer_for_all_are_the_synchronous_method(name):
     method = fedax.create(name, lr=LR)
     options = {"rounds": 6, "work": fedax.Steps(2), "params": START, "batch_size": None, "evaluate_every": 2}

@@ -120,10 +120,19 @@ def test_the_simulation_of_its_arrivals_has_the_same_numbers(name, tmp_path, mon
             np.testing.assert_allclose(x[rest], np.asarray(y)[rest], 1e-5, 1e-6)
 
 
-@pytest.mark.parametrize("grace, seed", [(0.3, 0), (0.1, 1), (1.0, 2)])
-def test_who_starts_after_a_grace_has_the_model_of_its_end(grace, seed, tmp_path, monkeypatch, ends):
+@pytest.mark.parametrize(
+    "name, pace, grace, seed",
+    [
+        ("ca2fl", IDLE, 0.3, 0),
+        ("ca2fl", IDLE, 0.1, 1),
+        ("ca2fl", IDLE, 1.0, 2),
+        ("fedbuff", UNIFORM, 0.1, 3),
+        ("fedavg", dataclasses.replace(IDLE, max_staleness=1), 0.2, 4),
+    ],
+)
+def test_who_starts_after_a_grace_has_the_model_of_its_end(name, pace, grace, seed, tmp_path, monkeypatch, ends):
     """The server learns that it is over from an answer that comes later, and that may make a step."""
-    method, pace = fedax.create("ca2fl", lr=LR), dataclasses.replace(IDLE, grace=grace)
+    method, pace = fedax.create(name, lr=LR), dataclasses.replace(pace, grace=grace)
     rng = np.random.default_rng(seed)
     problem = Problem(method, TASK, here.wire_of(), Compression.of(None).up)
     nodes = here.sites(DATA, [[4], [3, 0], [2, 1]], problem)

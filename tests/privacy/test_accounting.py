@@ -48,14 +48,20 @@ def direct(z, n, rounds, delta, rate=None, places=None, cohort=None, apart=1, ex
 
 
 SETTINGS = [  # noise, clients, rounds, delta, the rest
+    (3.0, 10_000, 1000, 1e-6, {"rate": 0.01}),
     (0.6, 10_000, 100, 1e-6, {"rate": 0.01}),
+    (1.5, 1000, 1, 1e-4, {"rate": 0.3}),
     (4.0, 1000, 500, 1e-5, {"rate": 0.1}),
     (2.0, 1000, 10, 1e-5, {"rate": 1.0}),
+    (3.0, 10_000, 200, 1e-6, {"rate": 0.05, "exchanges": 2}),
     (3.0, 10_000, 200, 1e-6, {"rate": 0.05, "exchanges": 3, "warmup": 2}),
     (5.0, 10_000, 0, 1e-6, {"rate": 0.05, "warmup": 1}),
     (5.0, 1000, 100, 1e-5, {"rate": 0.1, "places": 120}),
     (5.0, 1000, 100, 1e-5, {"rate": 0.1, "places": 1000}),
     (1.0, 10_000, 1000, 1e-5, {"cohort": 100}),
+    (4.0, 1000, 50, 1e-5, {"cohort": 100, "exchanges": 2}),
+    (4.0, 1000, 50, 1e-5, {"cohort": 100, "warmup": 3}),
+    (9.0, 50, 20, 1e-3, {"cohort": 50}),
     (9.0, 50, 20, 1e-3, {"cohort": 50, "warmup": 2}),
     (20.0, 100_000, 5000, 1e-7, {"cohort": 1000, "exchanges": 2, "warmup": 1}),
     (1.0, 100, 1, 1e-5, {}),

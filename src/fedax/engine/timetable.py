@@ -215,9 +215,18 @@ class Timetable:
         freed = [slot_of.pop(job) for job in heard]
         for slot in freed:
             heapq.heappush(free, slot)
-        theirs, took = tuple([clients[job] for job in heard]), tuple([steps_of.pop(job) for job in heard])
-        begun = tuple(ids), tuple(steps), tuple(slots)
-        return _Row(number, starts.version, *begun, bool(late), theirs, took, tuple(freed), tuple(late))
+        return _Row(
+            number=number,
+            version=starts.version,
+            ids=tuple(ids),
+            steps=tuple(steps),
+            slots=tuple(slots),
+            step=bool(late),
+            heard=tuple([clients[job] for job in heard]),
+            heard_steps=tuple([steps_of.pop(job) for job in heard]),
+            heard_slots=tuple(freed),
+            staleness=tuple(late),
+        )
 
     def stacked(self, rows: Sequence[_Row], size: int, dtype: np.dtype) -> Group:
         """Some groups, and after them empty ones, as one with leaves [size, …]; its weights of this type."""

@@ -104,7 +104,7 @@ def private_key(path: pathlib.Path) -> "EllipticCurvePrivateKey":
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     load = lambda content: load_ssh_private_key(content, None)  # noqa: E731
-    return _read(path, "key", EllipticCurvePrivateKey, load)  # type: ignore[type-abstract]
+    return _read(path, "key", "private", EllipticCurvePrivateKey, load)  # type: ignore[type-abstract]
 
 
 def public_key(path: pathlib.Path, field: str) -> "EllipticCurvePublicKey":
@@ -116,14 +116,13 @@ def public_key(path: pathlib.Path, field: str) -> "EllipticCurvePublicKey":
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-    return _read(path, field, EllipticCurvePublicKey, load_ssh_public_key)  # type: ignore[type-abstract]
+    return _read(path, field, "public", EllipticCurvePublicKey, load_ssh_public_key)  # type: ignore[type-abstract]
 
 
-def _read(path: pathlib.Path, field: str, kind: type[_Key], load: Callable[[bytes], object]) -> _Key:
+def _read(path: pathlib.Path, field: str, which: str, kind: type[_Key], load: Callable[[bytes], object]) -> _Key:
     try:
         key = load(path.read_bytes())
     except (OSError, ValueError, TypeError) as error:
-        which = "private" if "Private" in kind.__name__ else "public"
         raise ConfigError(field, str(path), f"no {which} key in OpenSSH's form ({error})") from error
     if not isinstance(key, kind):
         raise ConfigError(field, str(path), "give an elliptic-curve key: ssh-keygen -t ecdsa -b 384")
