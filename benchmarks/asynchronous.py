@@ -2,7 +2,7 @@
 
     python benchmarks/asynchronous.py objective     # the table of docs/asynchronous.md, minutes
     python benchmarks/asynchronous.py work          # the table of random work there, minutes
-    python benchmarks/asynchronous.py speed          # rounds a second beside synchronous ones, in turn
+    python benchmarks/asynchronous.py speed          # what a step takes beside a synchronous round, in turn
     python benchmarks/asynchronous.py toy            # the last tables of docs/study/time.md, ten minutes
 
 ``objective``: 20 clients with F_i(x) = ½‖x − c_i‖², of which the slow ones have other centres; FedAvg with one full
@@ -99,12 +99,16 @@ def work() -> None:
 
 
 def speed() -> None:
-    for width, shorter in ((10, 1), (100, 8)):
+    for width, shorter in ((10, 1), (100, 4)):
         beside_synchronous(width, shorter)
 
 
 def beside_synchronous(width: int, shorter: int) -> None:
-    """Rounds of K = ``width`` answers; the times of M = 10 K beside those of synchronous ones, in turn."""
+    """What a step of K = ``width`` answers takes, with M = 10 K, beside a synchronous round, in turn.
+
+    A step is the difference of two runs, of R and of 3 R steps: what a run takes once, as the first M clients, is in
+    neither. Beside it stands how much longer than a synchronous run it takes in all for that.
+    """
     rng = np.random.default_rng(0)
     clients, features = 100 * width, 200
     examples = {"x": rng.normal(size=(clients * 30, features)).astype(np.float32)}
@@ -112,8 +116,8 @@ def beside_synchronous(width: int, shorter: int) -> None:
     data = fedax.FederatedData(examples, [30] * clients)
     clock = fedax.Clock(step=rng.lognormal(0, 1, clients))
     cases = {
-        "softmax": (fedax.tasks.softmax_regression(features, 10), 3000 // shorter),
-        "mlp": (fedax.tasks.mlp(features, 10, hidden=(128,)), 600 // shorter),
+        "softmax": (fedax.tasks.softmax_regression(features, 10), 2400 // shorter),
+        "mlp": (fedax.tasks.mlp(features, 10, hidden=(128,)), 800 // shorter),
     }
     runs = {
         "synchronous": {"participation": fedax.Uniform(width)},
@@ -122,21 +126,26 @@ def beside_synchronous(width: int, shorter: int) -> None:
         "idle ones, M = 10 K": {"pace": fedax.Async(10 * width, width, start="idle"), "clock": clock},
     }
     for case, (task, rounds) in cases.items():
-        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-        for _ in range(6):
-            for name, options in runs.items():
-                began = time.perf_counter(), time.process_time()
-                fedax.simulate(
-                    fedax.create("fedavg", lr=0.01), task, data, rounds=rounds, work=fedax.Steps(5), batch_size=10,
-                    evaluate_every=rounds, **options,
-                )  # fmt: skip
-                taken[name].append((time.perf_counter() - began[0], time.process_time() - began[1]))
-        median = {name: np.median(each[1:], axis=0) for name, each in taken.items()}  # the first compiles
-        for name, (seconds, work) in median.items():
-            wall, cpu = median[name] / median["synchronous"]
+        steps, once = (np.zeros((len(runs), 7, 2)) for _ in range(2))  # seconds, and those of the processor
+        for turn in range(7):
+            for which, options in enumerate(runs.values()):
+                taken = []
+                for count in (rounds, 3 * rounds):
+                    began = time.perf_counter(), time.process_time()
+                    fedax.simulate(
+                        fedax.create("fedavg", lr=0.01), task, data, rounds=count, work=fedax.Steps(5), batch_size=10,
+                        evaluate_every=count, **options,
+                    )  # fmt: skip
+                    taken.append(np.subtract((time.perf_counter(), time.process_time()), began))
+                steps[which, turn] = (taken[1] - taken[0]) / (2 * rounds)
+                once[which, turn] = taken[0] - steps[which, turn] * rounds
+        ratios, once = (steps / steps[0])[:, 1:], once[:, 1:, 0]  # the first turn compiles
+        for which, name in enumerate(runs):
+            (low, wall, high), cpu = np.quantile(ratios[which, :, 0], [0.25, 0.5, 0.75]), np.median(ratios[which, :, 1])
             print(
-                f"K = {width}, {case}, {name}: {rounds / seconds:.0f} rounds a second, {wall:.2f} × the synchronous "
-                f"time, {cpu:.2f} × its {1000 * work / cpu / rounds:.3f} ms of the processor's",
+                f"K = {width}, {case}, {name}: {1000 * np.median(steps[which, 1:, 0]):.3f} ms a step, {wall:.2f} "
+                f"({low:.2f} to {high:.2f}) × a synchronous round, {cpu:.2f} × its processor time; once "
+                f"{1000 * np.median(once[which] - once[0]):.0f} ms more",
                 flush=True,
             )
 

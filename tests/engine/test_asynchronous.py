@@ -1,5 +1,6 @@
 """Asynchronous rounds among all else that a run has; `test_asynchronous_methods` has their numbers."""
 
+import copy
 import dataclasses
 
 import jax
@@ -185,12 +186,33 @@ def test_corrected_weights_let_all_count_alike():
     pace = dataclasses.replace(PACES["all under way"], weights="corrected")
     job = make_job(method, TASK, DATA, pace=pace, rounds=rounds, work=fedax.Steps(STEPS), clock=CLOCK)
     table = job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], 0, rounds)
-    groups = table.groups(0, rounds)
+    groups = list(table.groups(0, rounds))
     every, counted = table.stacked(groups, len(groups) + 3, np.dtype(float)), np.zeros(N + 1)
     np.add.at(counted, every.heard, every.weights)
     assert counted[N] == 0  # at empty places
     counted = counted[:N]
     np.testing.assert_allclose(counted / rounds, P, atol=1e-12)
+
+
+def test_the_schedule_goes_on_while_the_device_works(monkeypatch):
+    """Of two runs side by side, whose groups differ in number: no more is found than was asked for."""
+    monkeypatch.setattr(engine_timetable, "_MOST", 4)
+    paces = [PACES["all under way"], dataclasses.replace(PACES["all under way"], grace=0.3)]
+    jobs = [make_job(fedax.create("fedbuff", lr=LR), TASK, DATA, pace=p, rounds=ROUNDS, clock=CLOCK) for p in paces]
+    tables = [
+        job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], 0, ROUNDS)
+        for job in jobs
+    ]
+    whole = [list(table.groups(0, ROUNDS)) for table in copy.deepcopy(tables)]
+    found, versions = [[] for _ in tables], []
+    for groups, number in engine_timetable.together(tables, 0, ROUNDS, np.dtype(float)):
+        versions.append(max(table.schedule.version for table in tables))
+        for rows, group in zip(found, groups, strict=True):
+            rows += group.number[:number].tolist()
+    each = [[row.number for row in rows] for rows in whole]
+    assert [rows[: len(numbers)] for rows, numbers in zip(found, each, strict=True)] == each
+    assert len(each[0]) != len(each[1]) and versions[0] <= 4 < ROUNDS == versions[-1]
+    assert [number for _, number in engine_timetable.together(tables, 0, 0, np.dtype(float))] == [0]
 
 
 @pytest.mark.parametrize("work", [fedax.RandomSteps(3.0, 2.0, 1, 9), fedax.GeometricSteps(3.0)])

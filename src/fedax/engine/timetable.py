@@ -78,16 +78,18 @@ def together(
 ) -> Iterator[tuple[list[Group], int]]:
     """The groups from versions start … stop − 1 of runs side by side, some at a time: for each run, and how many.
 
-    Leaves have a first axis of the same length for all. After its own groups a run has empty ones.
+    Leaves have a first axis of the same length for all. After its own groups a run has empty ones. A schedule goes on
+    only as far as it is asked for, so that the host finds the next groups while the device works on those before.
     """
     each = [table.groups(start, stop) for table in tables]
     size = min(max(1, _ROWS // tables[0].pace.buffer), _MOST)
-    for at in range(0, max(1, *map(len, each)), size):
-        parts = [rows[at : at + size] for rows in each]
-        yield (
-            [table.stacked(part, size, dtype) for part, table in zip(parts, tables, strict=True)],
-            max(map(len, parts)),
-        )
+    parts = [list(itertools.islice(rows, size)) for rows in each]
+    while True:  # once at least, with empty groups
+        number = max(map(len, parts))
+        yield [table.stacked(part, size, dtype) for part, table in zip(parts, tables, strict=True)], number
+        parts = [list(itertools.islice(rows, size)) for rows in each]
+        if not any(parts):
+            return
 
 
 def slots_of(pace: Async) -> int:
@@ -251,13 +253,14 @@ class Timetable:
         arrived = [0, *self.schedule.arrived[max(start - 1, 0) : stop]]
         return arrived[-1] - (arrived[1] if start else 0) if stop > start else 0
 
-    def groups(self, start: int, stop: int) -> list[_Row]:
-        """The groups with the starts from versions start … stop − 1; those before are let go."""
-        self.until(stop)
-        first, last = self._first[start], self._first[stop]
-        while self._rows and (number := next(iter(self._rows))) < first:
+    def groups(self, start: int, stop: int) -> Iterator[_Row]:
+        """The groups with the starts from versions start … stop − 1, as they are asked for; those before are let go."""
+        self.until(start)
+        for number in [number for number in self._rows if number < self._first[start]]:
             del self._rows[number]
-        return [self._rows[number] for number in range(first, last)]
+        for version in range(start, stop):
+            self.until(version + 1)
+            yield from (self._rows[number] for number in range(self._first[version], self._first[version + 1]))
 
 
 class Pacing(NamedTuple):

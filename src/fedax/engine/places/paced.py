@@ -407,7 +407,7 @@ class Paced(Remote):
         job, schedule, before = self.job, self._schedule, self._newest
         assert before is not None
         self.index = version = schedule.version - 1
-        groups = self._table.groups(version, version + 1)
+        groups = list(self._table.groups(version, version + 1))
         rows = self._table.stacked(groups, len(groups), job.fed.weights.dtype)
         last = jax.tree.map(lambda leaf: leaf[-1], rows)
         heard, round_ = jax.tree.map(np.asarray, _heard(job.fed, job.key, last, plan=job.plan))
