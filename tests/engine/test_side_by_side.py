@@ -51,9 +51,9 @@ def sites() -> dict[int, Site]:
     return result
 
 
-def trained(at: Here, runs: list[tuple[str, int]], **options: object) -> list[fedax.Run]:
+def trained(at: Here, runs: list[tuple[str, int]], timeout: float = 0.2, **options: object) -> list[fedax.Run]:
     """Some methods and seeds, side by side."""
-    fleet = Fleet(at, timeout=0.2)
+    fleet = Fleet(at, timeout=timeout)
     fleet.census = fleet.census._replace(weights=DATA.weights)
 
     def work(there, name, seed):
@@ -85,7 +85,8 @@ def test_a_node_that_is_away_for_a_message_is_left_out_of_all_that_it_asked():
     def gone(number: int, message: Message) -> bool:
         return number == 8 and any(head.get("index") == 1 and head["kind"] == "exchange" for head in heads_of(message))
 
-    for result in trained(Counting(sites(), gone), [("fedavg", 0), ("fedavg", 1)]):
+    # Long enough that the first run still asks for its next round when the second gives the node up.
+    for result in trained(Counting(sites(), gone), [("fedavg", 0), ("fedavg", 1)], timeout=1.0):
         assert result.left_out == {1: 1}
         assert result.history["heard"].tolist() == [1.0, pytest.approx(1 - DATA.weights[1]), 1.0, 1.0]
 
