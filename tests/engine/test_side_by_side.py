@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 import fedax
+from fedax.engine.places import fleet as fleet_module
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import SEVERAL, Failure, Message, heads_of, joined, packed, parted
 from fedax.engine.places.questions import Problem
@@ -81,12 +82,14 @@ def test_each_run_is_as_it_is_alone_and_they_share_messages():
         assert sum(result.history[column][-1] for result in together) == pytest.approx(whole, rel=0.05)
 
 
-def test_a_node_that_is_away_for_a_message_is_left_out_of_all_that_it_asked():
+def test_a_node_that_is_away_for_a_message_is_left_out_of_all_that_it_asked(monkeypatch):
+    # Asked once: again, it might miss the next message of one run along with this one of the other.
+    monkeypatch.setattr(fleet_module, "_PAUSE", 10.0)
+
     def gone(number: int, message: Message) -> bool:
         return number == 8 and any(head.get("index") == 1 and head["kind"] == "exchange" for head in heads_of(message))
 
-    # Long enough that the first run still asks for its next round when the second gives the node up.
-    for result in trained(Counting(sites(), gone), [("fedavg", 0), ("fedavg", 1)], timeout=1.0):
+    for result in trained(Counting(sites(), gone), [("fedavg", 0), ("fedavg", 1)], timeout=0.5):
         assert result.left_out == {1: 1}
         assert result.history["heard"].tolist() == [1.0, pytest.approx(1 - DATA.weights[1]), 1.0, 1.0]
 
