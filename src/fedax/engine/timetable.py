@@ -70,9 +70,6 @@ class _Row(NamedTuple):
     staleness: tuple[int, ...]
 
 
-_NOBODY = _Row(0, 0, (), (), (), False, (), (), (), ())
-
-
 def together(
     tables: Sequence["Timetable"], start: int, stop: int, dtype: np.dtype
 ) -> Iterator[tuple[list[Group], int]]:
@@ -232,21 +229,26 @@ class Timetable:
 
     def stacked(self, rows: Sequence[_Row], size: int, dtype: np.dtype) -> Group:
         """Some groups, and after them empty ones, as one with leaves [size, …]; its weights of this type."""
-        n, width = len(self._p), self.pace.buffer
+        n, width, number = len(self._p), self.pace.buffer, len(rows)
         empty = {"ids": n, "heard": n, "slots": -1}
 
         def leaf(name: str, column: Sequence[Unknown]) -> np.ndarray:
             if name in ("number", "version", "step"):
-                return np.array(column, bool if name == "step" else np.int32)
+                return np.array([*column, *[0] * (size - number)], bool if name == "step" else np.int32)
             rest = (empty.get(name, 0),) * width
             full = itertools.chain.from_iterable([each + rest[len(each) :] for each in column])
-            return np.fromiter(full, np.int32, size * width).reshape(size, width)
+            found = np.full((size, width), empty.get(name, 0), np.int32)
+            found[:number] = np.fromiter(full, np.int32, number * width).reshape(number, width)
+            return found
 
-        columns = zip(_Row._fields, zip(*rows, *[_NOBODY] * (size - len(rows)), strict=True), strict=True)
+        columns = zip(_Row._fields, zip(*rows, strict=True) if rows else [()] * len(_Row._fields), strict=True)
         group = Group(weights=(), **{name: leaf(name, column) for name, column in columns})
-        late = self._weight(group.staleness.ravel()).reshape(group.staleness.shape)
-        clients = np.append(self._clients, 0.0)[group.heard]
-        return group._replace(weights=np.where(group.heard < n, clients * late, 0.0).astype(dtype))
+        weights = np.zeros((size, width), dtype)
+        if rows:
+            heard, late = group.heard[:number], group.staleness[:number]
+            each = self._clients[np.minimum(heard, n - 1)] * self._weight(late.ravel()).reshape(late.shape)
+            weights[:number] = np.where(heard < n, each, 0.0)
+        return group._replace(weights=weights)
 
     def answers(self, start: int, stop: int) -> int:
         """How many answers came from step ``start`` to step ``stop``, with those that were thrown away."""
