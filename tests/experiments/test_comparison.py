@@ -254,11 +254,12 @@ def test_a_folder_with_other_files_is_refused_before_anything_runs(tmp_path):
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
-def test_without_a_folder_it_is_temporary_and_can_be_kept(tmp_path, with_plots):
+def test_without_a_folder_it_is_temporary_and_can_be_kept(tmp_path, plots):
     comparison = compare({"small": fedax.create("fedavg", lr=0.01), "large": "fedavg"}, seeds=2)
     place = comparison.records[0].folder
     assert place.is_dir() and not (place / "report.html").exists()
-    comparison.save(tmp_path / "kept")
+    with plots():
+        comparison.save(tmp_path / "kept")
     comparison.report(tmp_path / "report.html")
     with pytest.raises(fedax.ConfigError, match=r"folder = .*: this folder is not empty; name another with folder="):
         comparison.save(tmp_path / "kept")

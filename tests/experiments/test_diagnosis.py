@@ -229,7 +229,7 @@ def test_help_has_examples():
 
 def test_a_method_that_diverges_is_exit_code_1(tmp_path):
     (tmp_path / "small.toml").write_text(CONFIG)
-    arguments = ["--rounds", "1", "--out", str(tmp_path / "run"), "--set", "methods.scaffold.lr=1e38"]
+    arguments = ["--rounds", "2", "--out", str(tmp_path / "run"), "--set", "methods.scaffold.lr=1e38"]
     result = run_cli("diagnose", str(tmp_path / "small.toml"), *arguments)
     assert result.exit_code == 1 and "scaffold has no finite final model" in result.stdout
     assert read(tmp_path / "run").diagnosis

@@ -88,10 +88,14 @@ def test_clients_side_by_side_on_a_gpu_have_products_and_not_grouped_convolution
     assert ("convolution" in text) is native and ("dot_general" in text) is not native
 
 
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize(("examples", "h", "w", "i", "o"), [(6, 8, 8, 32, 40), (3, 9, 11, 64, 32), (4, 36, 33, 32, 32)])
-def test_convolution_by_tiles_and_its_gradients(examples, h, w, i, o, padding):
+BY_TILES = [(6, 8, 8, 32, 40), (3, 9, 11, 64, 32), (4, 36, 33, 32, 32)]
+BY_TILES = [(shape, padding) for shape in BY_TILES for padding in ("SAME", "VALID")]
+
+
+@pytest.mark.parametrize("case", always(BY_TILES, BY_TILES[0], BY_TILES[3], BY_TILES[4]), ids=str)
+def test_convolution_by_tiles_and_its_gradients(case):
     # Even and odd sides; blocks of all examples, of one and of some.
+    (examples, h, w, i, o), padding = case
     x, weights = normal(examples, h, w, i), normal(3, 3, i, o)
     assert _tiles_are_faster(x, weights)
     both = [functools.partial(conv, padding=padding) for conv in (conv2d, reference)]
