@@ -30,7 +30,7 @@ from fedax.engine.places.remote import Remote
 from fedax.engine.places.site import Site
 from fedax.errors import DamagedWarning
 
-from .. import always, some
+from .. import LONG, always, long, some
 from . import here, places
 from .here import Here
 from .methods import Listening, Mime, OneWalks, Server, Warm, WithControl
@@ -157,7 +157,9 @@ class Watcher:
         return {what for secret, what in self.secrets.items() if any(secret in each.tensors for each in self.sent)}
 
 
-@pytest.mark.parametrize("method", some(METHODS))
+@pytest.mark.parametrize(
+    "method", always(some(METHODS), "ce-lsgd", "local-amsgrad", "mime", "scaffold-m-vr", "vrl-sgd")
+)
 def test_every_method_at_nodes(method, monkeypatch):
     """The device's numbers come out, and no example, no labels and no memory leave a node."""
     watcher = Watcher(monkeypatch)
@@ -353,7 +355,7 @@ def test_with_a_guard_the_server_looks_itself(name):
     work = {"work": fedax.Steps(2)}
     method = fedax.create(name, lr=LR)
     expected = simulated(method, guard=True, faults=fedax.Faults([0, 3], sends=np.nan), **work)
-    for value in (np.nan, np.inf, -np.inf, 1e30):
+    for value in (np.nan, np.inf, -np.inf, 1e30) if LONG else (np.nan, 1e30):
         result = run(method, spy=lying(value), guard=True, **work)
         alike(result, expected, ["train_loss", "left_out", "skipped", "local_steps", "clients", "bytes_up"])
         assert result.left_out == expected.left_out
@@ -904,7 +906,7 @@ class Killed(Each):
 TWO = [[3, 0, 1], [4, 2]]
 
 
-@pytest.mark.parametrize("name", always(KEEPING, "one exchange", "listening", "one walks"))
+@pytest.mark.parametrize("name", always(KEEPING, "listening", "one walks"))
 def test_a_run_that_was_killed_goes_on(name, tmp_path):
     """A run is killed at any message; the nodes are restarted, too."""
     method, options = KEEPING[name], {"rounds": 2, "participation": fedax.Uniform(3), "evaluate_every": 2}
@@ -1143,7 +1145,7 @@ def without(rounds: Mapping[int, int], number: int = ROUNDS) -> np.ndarray:
     [
         ("scaffold", fedax.Full(), True),
         ("fedavg", fedax.Uniform(4), False),
-        ("mime", fedax.Full(), False),
+        pytest.param("mime", fedax.Full(), False, marks=long),
         ("ce-lsgd", fedax.Full(), True),
     ],
 )
