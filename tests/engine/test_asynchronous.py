@@ -130,7 +130,9 @@ def on(devices, chunk_size=None):
     [
         pytest.param("scaffold", "idle", {}, 2, None, marks=long),
         ("scaffold", "idle", {"work": fedax.Steps(3)}, 4, 1),
-        ("fedbuff", "a buffer", {"guard": True, "faults": fedax.Faults([2], sends=np.nan)}, 4, 1),
+        pytest.param(
+            "fedbuff", "a buffer", {"guard": True, "faults": fedax.Faults([2], sends=np.nan)}, 4, 1, marks=long
+        ),
         ("fedbuff", "a buffer", {"work": fedax.Steps(3), "aggregate": fedax.CoordinateMedian()}, 2, None),
         pytest.param("fedbuff", "thrown away", {}, 4, 1, marks=long),
     ],

@@ -28,10 +28,12 @@ from .together import histories
 ROOT = pathlib.Path(__file__).parents[2]
 MORE = {
     "scaffold-m-vr": {"method": "scaffold-m-vr", "cohort": "uniform"},  # warm-up
-    "fedda-mvr": {"method": "fedda-mvr", "median": True},
+    "fedda-mvr": {"method": "fedda-mvr", "median": True, "guard": True},
     "private": {"method": "scaffold", "private": True},
-    "guard": {"method": "scaffold", "cohort": "uniform", "guard": True},
-} | ({"compressed": {"method": "scaffold", "compress": True}} if WITH_LONG else {})
+}
+if WITH_LONG:
+    MORE["guard"] = {"method": "scaffold", "cohort": "uniform", "guard": True}
+    MORE["compressed"] = {"method": "scaffold", "compress": True}
 FOUR = ["scaffold", "guard", "private", "compressed"]
 CASES = {
     "scaffold": {"method": "scaffold", "work": "unequal", "stream": True},

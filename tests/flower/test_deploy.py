@@ -180,6 +180,11 @@ def test_what_goes_over_the_wire(federation: Federation, whole: tuple[Path, Seen
     assert all(line["came"] > 0 and line["left"] > 0 and "error" not in line for line in logs)
 
 
+def test_secrets_are_not_shown(federation: Federation, whole: tuple[Path, Seen]) -> None:
+    _none_is_shown(federation, {**_secrets(federation.link), **_secrets(federation.folder)})
+    _is_closed(federation.supernode("n0"))
+
+
 @LONG
 def test_masked_sums_are_those_of_the_simulation(federation: Federation, only: Callable[[str], None]) -> None:
     """Over three processes: the same numbers, and the nodes' logs show each step of the protocol."""
@@ -357,6 +362,7 @@ def test_on_this_machine(tmp_path: Path, federation: Federation, only: Callable[
 ROUNDS = 25
 
 
+@LONG
 def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
     federation: Federation, only: Callable[[str], None]
 ) -> None:
@@ -385,9 +391,7 @@ def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
     later(3)
     assert [federation.superlink(), *map(federation.supernode, places)] == before  # nothing was started again
     assert all(row["left_out"] == 0 for row in rows_of(out))
-    for process in (os.getpid(), *(each.pid for each in federation.commands.values())):
-        for inner in (process, *children(process, "fedax")):
-            _has_none(Path(f"/proc/{inner}/cmdline").read_bytes(), secrets)
+    _none_is_shown(federation, secrets)
     _is_closed(federation.supernode("n0"))
     (federation.link / "nodes" / "n2.pub").unlink()
     wait_for(lambda: "is no longer known" in federation.output("link"))
@@ -398,6 +402,14 @@ def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
     assert max(left_out) == ROUNDS > gone + 3
     more = [left_out[k] - left_out[k - 1] for k in range(1, ROUNDS + 1)]
     assert more[: gone - 1] == [0] * (gone - 1) and more[gone + 2 :] == [2] * (ROUNDS - gone - 2)  # n2's clients
+    _none_is_shown(federation, secrets)
+
+
+def _none_is_shown(federation: Federation, secrets: dict[str, bytes]) -> None:
+    """Neither in the command lines of processes, nor in what they print and write."""
+    for process in (os.getpid(), *(each.pid for each in federation.commands.values())):
+        for inner in (process, *children(process, "fedax")):
+            _has_none(Path(f"/proc/{inner}/cmdline").read_bytes(), secrets)
     kinds = (".txt", ".log", ".json", ".jsonl", ".toml")
     shown = [path for path in federation.folder.rglob("*") if path.suffix in kinds]
     assert len(shown) > 10

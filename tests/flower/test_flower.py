@@ -411,7 +411,6 @@ def listening(folder: Path) -> Iterator[str]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-@LONG
 def test_a_removed_key_is_no_longer_known(network: Network) -> None:
     key = network.folder / "link" / "nodes" / "n1.pub"
     text = key.read_bytes()

@@ -250,6 +250,7 @@ def test_a_run_with_losses_goes_on_bit_by_bit(tmp_path):
         run("scaffold", rounds=6, checkpoint=folder, **(options | {"guard": fedax.Guard(largest=5.0)}))
 
 
+@long
 def test_side_by_side():
     options = {"work": UNEQUAL, "batch_size": 2, "evaluate_every": 1, "rounds": ROUNDS, "guard": True, "faults": NAN}
     options["participation"] = fedax.Uniform(2)
