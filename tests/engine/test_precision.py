@@ -46,7 +46,7 @@ def noted():
     [
         pytest.param("fedavg", {}, {}, marks=long),
         ("stem", {"client_memory": "host", "stream": True}, {}),  # with a warm-up
-        ("fedavg", {}, CLOCK),
+        pytest.param("fedavg", {}, CLOCK, marks=long),
     ],
     ids=["device", "host", "paced"],
 )

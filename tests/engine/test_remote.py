@@ -874,6 +874,7 @@ def test_messages_that_come_more_than_once(name, kind):
     assert max((kept.count(each) for each in kept), default=0) <= 4
 
 
+@long
 def test_sites_of_one_client_compute_as_those_of_many():
     """Up to the order of sums."""
     for name, where in (("listening", [[3], [4], [0], [2, 1]]), ("one walks", [list(range(N))])):

@@ -32,10 +32,11 @@ from fedax.engine.places.nodes import heads_of
 from fedax.engine.places.remote import Remote
 from fedax.experiments import read, runner
 from fedax.flower import certificates, records, transport
+from tests import LONG as WITH_LONG
 from tests.experiments import run_cli
 
 from . import LONG
-from .federation import PLACES, SOON, Federation, children, dying, rows_of, same_models, same_rows, wait_for
+from .federation import PLACES, SOON, TWO, Federation, children, dying, rows_of, same_models, same_rows, wait_for
 
 CONFIG = """
 data = {name = "digits", clients = 4, partition = "dirichlet", alpha = 0.5}
@@ -84,7 +85,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    made = Federation(tmp_path_factory.mktemp("deployed"), CONFIG)
+    made = Federation(tmp_path_factory.mktemp("deployed"), CONFIG, places=PLACES if WITH_LONG else TWO)
     try:
         made.start_all()
         yield made
@@ -136,7 +137,7 @@ def then(what: Callable[[], Any], do: Callable[[], None]) -> Iterator[None]:
 def memory_at(federation: Federation, run: np.ndarray) -> list[bytes]:
     """The clients' memory at the nodes, of the versions that a run ended with."""
     results = []
-    for name, clients in PLACES.items():
+    for name, clients in federation.places.items():
         folder = federation.folder / f"{name}.state" / "site" / "memory"
         for row, client in enumerate(clients):
             number, process, count = run[int(client)].tolist()
@@ -174,7 +175,7 @@ def test_what_goes_over_the_wire(federation: Federation, whole: tuple[Path, Seen
             wire, plain = ([row[f"{name}_{way}"] for row in own] for name in ("wire", "bytes"))
             assert wire == sorted(wire) and wire[-1] > plain[-1] / 3  # a node's clients share a message
     assert (out / "report.html").exists()
-    logs = [line for name in PLACES for line in federation.log(name)]
+    logs = [line for name in federation.places for line in federation.log(name)]
     kinds = collections.Counter(line["kind"] for line in logs)
     assert kinds == seen.asked and kinds["exchange"] >= 2 * 3 * 2
     assert all(line["came"] > 0 and line["left"] > 0 and "error" not in line for line in logs)

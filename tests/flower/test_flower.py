@@ -273,6 +273,7 @@ def test_a_killed_worker_comes_back(network: Network, carrier: transport.FlowerT
     assert answer_of(carrier, node).head["pid"] != before
 
 
+@LONG
 def test_a_killed_supernode_comes_back_as_the_same_node(network: Network, carrier: transport.FlowerTransport) -> None:
     node = network.number("n1")
     before = answers(carrier, {node: Message({})})[node].head["pid"]

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +15,10 @@ from fedax.experiments.config.experiment import problem_of
 from fedax.wire.compressed import Compression
 from fedax.wire.privacy import DownloadAndClip
 from fedax.wire.wire import Wire
+from tests import LONG, always
 from tests.engine import here
 from tests.engine.problem import DATA, LR, TASK
 
-LONG = bool(os.environ.get("FEDAX_LONG"))
 DATA6, TASK6 = fedax.data.quadratics(clients=5, dimension=6, seed=1), fedax.tasks.quadratic(6)
 EF = fedax.ErrorFeedback(fedax.TopK(0.4))
 # A listening exchange; two, one of them with one client alone; a warm-up, and changes of what clients keep.
@@ -131,7 +130,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", ["scaffold", "mime"] if LONG else ["scaffold"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", always(PLACES, "host", "streamed"))
 def test_places(name, place):
     """The same messages wherever clients' memory and examples are."""
     how = {"up": fedax.ErrorFeedback(fedax.Rotated(fedax.QSGD(3))), "down": fedax.Natural()}
