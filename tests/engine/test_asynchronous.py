@@ -178,6 +178,8 @@ def test_guard_faults_and_compression():
     table, _ = timetable(fedax.create("fedavg", lr=LR), pace)
     heard = [table.schedule.clients[n] for step in table.schedule.steps[:ROUNDS] for n in step]
     assert got.left_out[2] == heard.count(2)
+    alone = [step for step in table.schedule.steps[:ROUNDS] if {table.schedule.clients[n] for n in step} == {2}]
+    assert got.history["skipped"][-1] == len(alone)
     feedback = fedax.ErrorFeedback(fedax.TopK(1.0))
     exact = run(fedax.create("fedavg", lr=LR), PACES["idle"])
     sent = run(fedax.create("fedavg", lr=LR), PACES["idle"], compress=feedback)
