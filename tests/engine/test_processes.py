@@ -94,8 +94,8 @@ def runs(tmp_path_factory, kept):
     secrets = {"memory": SECRET, "folder": SECRET | {"checkpoint": str(kept)}}
     histories({"b": b | {"rounds": 1}})
     results = {2: together(2, CASES | MORE | secrets | {"a": a | {"rounds": 2}, "b": b}, devices=2)}
-    for folder in folders:
-        assert sorted(path.name[16:] for path in folder.iterdir()) == ["0-of-2.safetensors", "1-of-2.safetensors"]
+    assert sorted(path.name[16:] for path in folders[0].iterdir()) == ["0-of-2.safetensors", "1-of-2.safetensors"]
+    assert len(list(folders[1].glob("round-000000004.*-of-2.*"))) == 2
     results[1] = [json.loads(json.dumps(histories({"a": a | {"rounds": 3 if WITH_LONG else 4}})))]
     if WITH_LONG:
         results[3] = together(3, {"scaffold": CASES["scaffold"], "a": a})
