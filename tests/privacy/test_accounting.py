@@ -160,9 +160,7 @@ def test_the_least_noise_and_the_most_rounds(how):
     assert ledger.epsilon(most, DELTA) <= 1.0 < ledger.epsilon(most + 1, DELTA)
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param({"rate": 0.5}, marks=long), {"rate": 0.5, "places": 60}, {"cohort": 20}, {}]
-)
+@pytest.mark.parametrize("how", [{"rate": 0.5}, {"rate": 0.5, "places": 60}, {"cohort": 20}, {}])
 def test_noises_that_no_accountant_can_count(how):
     """Without a limit some came back as no loss at all, others as an overflow."""
     for noise in (1e-320, 1e-160, 1e-9, 1e7, 1e160, 1e308):
