@@ -20,7 +20,8 @@ def always(cases, *names):
     """
     cases = list(cases)
     assert all(name in cases for name in names), names
-    return [case if case in names else pytest.param(case, marks=long) for case in cases]
+    mark = lambda case: pytest.param(*(case if isinstance(case, tuple) else [case]), marks=long)  # noqa: E731
+    return [case if case in names else mark(case) for case in cases]
 
 
 def some(methods):

@@ -10,6 +10,8 @@ import fedax
 from fedax.engine.arrivals import LongRun
 from fedax.theory import weighted_optimum
 
+from .. import always
+
 N, D = 12, 3
 RNG = np.random.default_rng(2)
 _ROOTS = RNG.normal(size=(N, D, D))
@@ -47,7 +49,9 @@ def end(pace, lr, rounds):
     return np.array([run.history[f"test_x{k}"][half:].mean() for k in range(D)])
 
 
-@pytest.mark.parametrize("which", PACES)
+@pytest.mark.parametrize(
+    "which", always(PACES, "uniform", "uniform, late ones for less", "all under way", "with a grace")
+)
 def test_a_run_ends_where_it_is_predicted(which):
     pace, lr, rounds = PACES[which], 0.004, 6000
     found = fedax.arrivals(

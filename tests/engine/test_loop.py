@@ -11,6 +11,7 @@ import pytest
 import fedax
 from tests.contract.probe import named, numbered
 
+from .. import long
 from . import methods
 from .problem import ALL, COHORTS, DATA, FEATURES, LR, SIZES, TASK, TAUS, TRACE, UNEQUAL, P, federation, flat, gradient
 
@@ -69,7 +70,7 @@ def close(run: fedax.Run, expected: Any, tolerance: float = 1e-5) -> None:
 
 @pytest.mark.parametrize(
     ("name", "cohorts"),
-    [*((name, "trace") for name in CASES), ("scaffold", "full"), ("listening", "full")],
+    [*((name, "trace") for name in CASES), pytest.param("scaffold", "full", marks=long), ("listening", "full")],
 )
 def test_rounds_equal_the_loop_and_cost_what_they_cost(name, cohorts):
     case, full = CASES[name], cohorts == "full"
@@ -161,7 +162,7 @@ NAMED, ONE_EACH = named(N), numbered([1] * N, WEIGHTS)
     [
         (fedax.Full(), lambda there: WEIGHTS),
         (fedax.Uniform(3), lambda there: WEIGHTS * there * N / 3),
-        (fedax.UniformNormalized(3), lambda there: WEIGHTS * there / (WEIGHTS @ there)),
+        pytest.param(fedax.UniformNormalized(3), lambda there: WEIGHTS * there / (WEIGHTS @ there), marks=long),
         (fedax.Proportional(4), None),
     ],
     ids=lambda value: type(value).__name__,

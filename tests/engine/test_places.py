@@ -11,15 +11,15 @@ import pytest
 
 from fedax.engine.places import blocks
 
-from .. import FORMS, LONG, some
+from .. import FORMS, LONG, always
 from . import places
 
 FILES = (places.NUMBERS / "b42655b.npz", places.NUMBERS / "e76a8a7.npz")
 KNOWN = {name.split(" / ")[0] for path in FILES for name in places.load_numbers(path)}
 METHODS = sorted(KNOWN)
-# The command in places.py compares all methods, in all places and with all cohorts, and takes ten minutes. Here one
-# method of each form of exchange (all with FEDAX_LONG=1) runs in two places, as its own reference checks it on the
-# device; and one of each in two processes.
+# The command in places.py compares all methods, in all places and with all cohorts, and takes ten minutes. Here each
+# method runs in two places with FEDAX_LONG=1, as its own reference checks it on the device, and one of each form of
+# exchange in two processes; else each place has one form: one client alone, memory, a warm-up, a listening exchange.
 
 
 def some_places(method: str) -> tuple[str, str]:
@@ -39,11 +39,12 @@ def check(name: str, numbers: np.ndarray | None) -> None:
     np.testing.assert_allclose(numbers, places.expected(name, FILES), 1e-5, 1e-6, err_msg=name)
 
 
+SOME = [("ce-lsgd", "streamed"), ("scaffold", "host"), ("scaffold-m-vr", "2 devices"), ("vrl-sgd", "file")]
+PAIRS = sorted({*SOME, *((method, place) for method in METHODS for place in some_places(method))})
+
+
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
-@pytest.mark.parametrize(
-    ("method", "place"),
-    [(m, place) for m in some(METHODS) for place in (some_places(m) if LONG else [some_places(m)[len(m) % 2]])],
-)
+@pytest.mark.parametrize(("method", "place"), always(PAIRS, *SOME))
 def test_every_method_off_the_device(method, place, monkeypatch):
     if place in ("file", "streamed"):
         monkeypatch.setattr(blocks, "MOST_BYTES", 1)  # cohorts in blocks of one chunk, evaluation client by client
@@ -52,8 +53,14 @@ def test_every_method_off_the_device(method, place, monkeypatch):
 
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
-@pytest.mark.parametrize("place", ["host on 2 devices", "streamed on 2 devices"])
-@pytest.mark.parametrize("method", ["scaffold", "vrl-sgd"])  # steps that differ, and that are equal
+@pytest.mark.parametrize(
+    ("method", "place"),  # steps that differ, and that are equal
+    always(
+        [(method, f"{where} on 2 devices") for method in ("scaffold", "vrl-sgd") for where in ("host", "streamed")],
+        ("scaffold", "streamed on 2 devices"),
+        ("vrl-sgd", "host on 2 devices"),
+    ),
+)
 def test_several_devices_off_the_device(method, place):
     name = one_case(method, place)
     check(name, places.outcome(name))

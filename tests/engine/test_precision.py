@@ -14,6 +14,7 @@ from fedax.engine.train import train
 from fedax.errors import CheckpointError, ConfigError, NodeError
 from fedax.wire.wire import Wire
 
+from .. import always, long
 from .here import Here, sites
 from .places import NODES, TEST
 from .problem import DATA, TASK
@@ -43,9 +44,9 @@ def noted():
 @pytest.mark.parametrize(
     ("method", "place", "options"),
     [
-        ("fedavg", {}, {}),
+        pytest.param("fedavg", {}, {}, marks=long),
         ("stem", {"client_memory": "host", "stream": True}, {}),  # with a warm-up
-        ("fedavg", {}, CLOCK),
+        pytest.param("fedavg", {}, CLOCK, marks=long),
     ],
     ids=["device", "host", "paced"],
 )
@@ -77,7 +78,9 @@ def test_it_holds_for_a_comparison_with_its_tables_and_baselines(noted, tmp_path
     assert {path.name for path in (tmp_path / "run" / "baselines").iterdir()} > {"pooled-seed0.csv"}
 
 
-@pytest.mark.parametrize(("precision", "word"), [("float32", "HIGHEST"), ("tensorfloat32", "HIGH")])
+@pytest.mark.parametrize(
+    ("precision", "word"), always([("float32", "HIGHEST"), ("tensorfloat32", "HIGH")], ("tensorfloat32", "HIGH"))
+)
 def test_the_compiler_is_told(precision, word, monkeypatch):
     texts, make = [], programs._program
 

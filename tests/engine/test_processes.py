@@ -20,6 +20,7 @@ import fedax
 from fedax.engine import processes
 from fedax.errors import ConfigError
 
+from .. import LONG as WITH_LONG
 from ..flower import LONG
 from .problem import DATA
 from .together import histories
@@ -27,10 +28,12 @@ from .together import histories
 ROOT = pathlib.Path(__file__).parents[2]
 MORE = {
     "scaffold-m-vr": {"method": "scaffold-m-vr", "cohort": "uniform"},  # warm-up
-    "fedda-mvr": {"method": "fedda-mvr", "median": True},
+    "fedda-mvr": {"method": "fedda-mvr", "median": True, "guard": True},
     "private": {"method": "scaffold", "private": True},
-    "guard": {"method": "scaffold", "cohort": "uniform", "guard": True},
-} | ({"compressed": {"method": "scaffold", "compress": True}} if os.environ.get("FEDAX_LONG") else {})
+}
+if WITH_LONG:
+    MORE["guard"] = {"method": "scaffold", "cohort": "uniform", "guard": True}
+    MORE["compressed"] = {"method": "scaffold", "compress": True}
 FOUR = ["scaffold", "guard", "private", "compressed"]
 CASES = {
     "scaffold": {"method": "scaffold", "work": "unequal", "stream": True},
@@ -83,22 +86,27 @@ def kept(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, kept):
-    """The histories by number of processes. Case "a" is resumed by one process after two, and then by three."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    case = MORE["scaffold-m-vr"] | {"checkpoint": str(folder)}
+    """The histories by number of processes. Case "a" is resumed by one process after two, and then by three; "b" by
+    two after one.
+    """
+    folders = [tmp_path_factory.mktemp(label) for label in "ab"]
+    a, b = (MORE["scaffold-m-vr"] | {"checkpoint": str(folder)} for folder in folders)
     secrets = {"memory": SECRET, "folder": SECRET | {"checkpoint": str(kept)}}
-    results = {2: together(2, CASES | MORE | secrets | {"a": case | {"rounds": 2}}, devices=2)}
-    assert sorted(path.name[16:] for path in folder.iterdir()) == ["0-of-2.safetensors", "1-of-2.safetensors"]
-    histories({"a": case | {"rounds": 3}})
-    results[3] = together(3, {"scaffold": CASES["scaffold"], "a": case})
-    assert len(list(folder.glob("round-000000004.*-of-3.*"))) == 3
-    if os.environ.get("FEDAX_LONG"):
+    histories({"b": b | {"rounds": 1}})
+    results = {2: together(2, CASES | MORE | secrets | {"a": a | {"rounds": 2}, "b": b}, devices=2)}
+    assert sorted(path.name[16:] for path in folders[0].iterdir()) == ["0-of-2.safetensors", "1-of-2.safetensors"]
+    assert len(list(folders[1].glob("round-000000004.*-of-2.*"))) == 2
+    results[1] = [json.loads(json.dumps(histories({"a": a | {"rounds": 3 if WITH_LONG else 4}})))]
+    if WITH_LONG:
+        results[3] = together(3, {"scaffold": CASES["scaffold"], "a": a})
+        assert len(list(folders[0].glob("round-000000004.*-of-3.*"))) == 3
         results[4] = together(4, {label: (CASES | MORE)[label] for label in FOUR})
     return results
 
 
 @pytest.mark.parametrize(
-    ("number", "labels"), [(2, [*CASES, *MORE]), (3, ["scaffold"]), pytest.param(4, FOUR, marks=LONG)]
+    ("number", "labels"),
+    [(2, [*CASES, *MORE]), pytest.param(3, ["scaffold"], marks=LONG), pytest.param(4, FOUR, marks=LONG)],
 )
 def test_the_number_of_processes_changes_nothing(number, labels, alone, runs):
     for label in labels:
@@ -127,16 +135,17 @@ def test_processes_share_the_secret_of_a_private_run(kept, runs):
     np.testing.assert_allclose(again["params"], one["folder"]["params"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_goes_on_with_another_number_of_processes(alone, runs):
-    """Of two, then of one, then of three: their files are read by those to whom the clients belong now."""
+@pytest.mark.parametrize(("label", "number"), [("b", 2), ("a", 3) if WITH_LONG else ("a", 1)])
+def test_a_run_goes_on_with_another_number_of_processes(label, number, alone, runs):
+    """Of one, then of two; or of two, then of one, then of three: all read the files of the clients that are theirs."""
     known = dict(alone["scaffold-m-vr"])
     memory = known.pop("memory")
-    rows = [at in (0, 2, 4) for at in runs[3][0]["a"]["round"]]  # round 3 was an end, and has a row
-    for each in runs[3]:
+    for each in runs[number]:
+        rows = [at in (0, 2, 4) for at in each[label]["round"]]  # rounds 1 and 3 were ends, and have rows
         for column, values in known.items():
-            seen = each["a"][column] if column in ("params", "times") else np.array(each["a"][column])[rows]
+            seen = each[label][column] if column in ("params", "times") else np.array(each[label][column])[rows]
             np.testing.assert_allclose(seen, values, 1e-5, 1e-6, err_msg=column)
-        for i, leaves in each["a"]["memory"].items():
+        for i, leaves in each[label]["memory"].items():
             for one, other in zip(memory[i], leaves, strict=True):
                 np.testing.assert_allclose(other, one, 1e-5, 1e-6)
 

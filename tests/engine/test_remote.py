@@ -30,7 +30,7 @@ from fedax.engine.places.remote import Remote
 from fedax.engine.places.site import Site
 from fedax.errors import DamagedWarning
 
-from .. import always, some
+from .. import LONG, always, long, some
 from . import here, places
 from .here import Here
 from .methods import Listening, Mime, OneWalks, Server, Warm, WithControl
@@ -157,7 +157,9 @@ class Watcher:
         return {what for secret, what in self.secrets.items() if any(secret in each.tensors for each in self.sent)}
 
 
-@pytest.mark.parametrize("method", some(METHODS))
+@pytest.mark.parametrize(
+    "method", always(some(METHODS), "ce-lsgd", "local-amsgrad", "mime", "scaffold-m-vr", "vrl-sgd")
+)
 def test_every_method_at_nodes(method, monkeypatch):
     """The device's numbers come out, and no example, no labels and no memory leave a node."""
     watcher = Watcher(monkeypatch)
@@ -348,7 +350,7 @@ def lying(value: float, number: int = FIRST) -> Spy:
     return spoiled(each(lambda leaf: np.ones_like(leaf) if leaf.dtype == bool else np.full_like(leaf, value)), number)
 
 
-@pytest.mark.parametrize("name", ["scaffold-m", "mime"])
+@pytest.mark.parametrize("name", always(["scaffold-m", "mime"], "scaffold-m"))
 def test_with_a_guard_the_server_looks_itself(name):
     work = {"work": fedax.Steps(2)}
     method = fedax.create(name, lr=LR)
@@ -872,6 +874,7 @@ def test_messages_that_come_more_than_once(name, kind):
     assert max((kept.count(each) for each in kept), default=0) <= 4
 
 
+@long
 def test_sites_of_one_client_compute_as_those_of_many():
     """Up to the order of sums."""
     for name, where in (("listening", [[3], [4], [0], [2, 1]]), ("one walks", [list(range(N))])):
@@ -904,7 +907,7 @@ class Killed(Each):
 TWO = [[3, 0, 1], [4, 2]]
 
 
-@pytest.mark.parametrize("name", always(KEEPING, "one exchange", "listening", "one walks"))
+@pytest.mark.parametrize("name", always(KEEPING, "listening", "one walks"))
 def test_a_run_that_was_killed_goes_on(name, tmp_path):
     """A run is killed at any message; the nodes are restarted, too."""
     method, options = KEEPING[name], {"rounds": 2, "participation": fedax.Uniform(3), "evaluate_every": 2}
@@ -1037,7 +1040,7 @@ def test_memory_that_is_damaged(spoil):
 
 def test_old_versions_are_removed():
     """That of the round under way, those of three states before, and that from which the last exchange began."""
-    for name, most in (("one exchange", 4), ("listening", 5), ("two, and no memory", 0)):
+    for name, most in (*([("one exchange", 4)] if LONG else []), ("listening", 5), ("two, and no memory", 0)):
         number = []
 
         def spy(n: int, message: Message, answer: Any, number: list[int] = number) -> Any:
@@ -1143,7 +1146,7 @@ def without(rounds: Mapping[int, int], number: int = ROUNDS) -> np.ndarray:
     [
         ("scaffold", fedax.Full(), True),
         ("fedavg", fedax.Uniform(4), False),
-        ("mime", fedax.Full(), False),
+        pytest.param("mime", fedax.Full(), False, marks=long),
         ("ce-lsgd", fedax.Full(), True),
     ],
 )

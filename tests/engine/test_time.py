@@ -11,6 +11,7 @@ from fedax.engine.job import make_job
 from fedax.engine.places import device
 from fedax.engine.timing import RoundTimes
 
+from .. import FORMS, always, long
 from .problem import COHORTS, DATA, SIZES, TASK, TAUS, TRACE, UNEQUAL, federation
 
 STEP = np.array([0.5, 0.125, 2.0, 1.0, 0.25])
@@ -90,18 +91,22 @@ def test_one_client_may_work_alone_while_a_condition_decides_about_gradients():
 RANDOM = fedax.RandomSteps(4, 2, 1, 9)
 DRAWS = [
     (fedax.Full(), fedax.RandomEpochs(1, 3)),
-    (fedax.Full(), UNEQUAL),
-    (fedax.Uniform(2), fedax.Steps(3)),
-    (fedax.UniformNormalized(3), fedax.Epochs(1.5)),
     (fedax.Proportional(3), RANDOM),
-    (fedax.Systematic(2), RANDOM),
     (fedax.Poisson(0.4), RANDOM),
     (fedax.Cyclic(2), fedax.GeometricSteps(3.0)),
     (fedax.Dropout(fedax.Uniform(3), 0.5), UNEQUAL),
 ]
+ALIKE = [
+    (fedax.Full(), UNEQUAL),
+    (fedax.Uniform(2), fedax.Steps(3)),
+    (fedax.UniformNormalized(3), fedax.Epochs(1.5)),
+    (fedax.Systematic(2), RANDOM),
+]
 
 
-@pytest.mark.parametrize(("participation", "work"), DRAWS, ids=repr)
+@pytest.mark.parametrize(
+    ("participation", "work"), DRAWS + [pytest.param(*each, marks=long) for each in ALIKE], ids=repr
+)
 def test_cohorts_and_steps_are_those_of_the_rounds(participation, work):
     options = {"rounds": 70, "work": work, "batch_size": 2, "participation": participation, "seed": 2, "clock": CLOCK}
     job = make_job(fedax.create("fedavg", lr=0.01), TASK, DATA, **options)
@@ -117,7 +122,7 @@ def test_cohorts_and_steps_are_those_of_the_rounds(participation, work):
     np.testing.assert_allclose(found, literal(rounds)[::7], rtol=1e-13)
 
 
-@pytest.mark.parametrize("name", list(fedax.available()))
+@pytest.mark.parametrize("name", always(fedax.available(), *FORMS, "bvr-l-sgd", "marina", "mb-storm", "scaffnew"))
 def test_of_one_client_time_is_the_sum_of_the_costs(name):
     """One client waits for nobody: all that it computes and sends is on the way of the clock.
 
@@ -343,7 +348,7 @@ def test_a_deadline_is_judged_by_the_draw_of_the_round(tmp_path):
         fedax.simulate(method, TASK, DATA, clock=clock, pace=fedax.Async(2), rounds=2, work=fedax.Deadline(3.0))
 
 
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("anew", always([False, True], True))
 def test_each_seed_of_a_sweep_has_its_own_speeds_and_deadlines(anew):
     clock = fedax.Clock(step=fedax.Lognormal(1.0, 1.0, anew=anew))
     options = {"rounds": 3, "batch_size": 2, "work": fedax.Deadline(2.0), "clock": clock}

@@ -17,6 +17,7 @@ from fedax.engine.places.questions import Problem
 from fedax.errors import ConfigError
 from fedax.tasks.trainable import LoRA, partial
 
+from .. import long
 from . import here
 
 RNG = np.random.default_rng(0)
@@ -169,7 +170,7 @@ def at_nodes(part, spy=None):
 AT_NODES = {"rounds": 3, "work": fedax.Steps(2)}
 
 
-@pytest.mark.parametrize("rule", ["1.*", LoRA(rank=2, targets="0.w")], ids=["leaves", "lora"])
+@pytest.mark.parametrize("rule", [pytest.param("1.*", marks=long), LoRA(rank=2, targets="0.w")], ids=["leaves", "lora"])
 def test_nodes_are_sent_what_is_frozen_once(rule):
     part, method = partial(TASK, rule, START), fedax.create("scaffold", lr=0.2)
     came = []

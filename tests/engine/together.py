@@ -4,7 +4,8 @@ import json
 import os
 import sys
 
-os.environ["JAX_NUM_CPU_DEVICES"] = sys.argv[5] if len(sys.argv) > 5 else "1"
+if __name__ == "__main__":
+    os.environ["JAX_NUM_CPU_DEVICES"] = sys.argv[5] if len(sys.argv) > 5 else "1"
 
 import jax
 import numpy as np

@@ -23,6 +23,7 @@ from fedax.flower import certificates, link, processes
 
 SOON = 90.0  # seconds: a timeout that is long enough on a busy machine
 PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
+TWO = {"n0": ["0", "1"], "n1": ["2", "3"]}
 TIMES = ("seconds", TIME, *TRAFFIC)  # the columns in which two equal runs may differ
 
 
@@ -53,16 +54,17 @@ def is_running(process: int) -> bool:
 
 
 class Federation:
-    """A link and three nodes with the data of a configuration, in a folder: ``config.toml``, and all that they write.
+    """A link and some nodes with the data of a configuration, in a folder: ``config.toml``, and all that they write.
 
     Args:
         folder: empty.
         config: of four clients, as TOML; a simulation of it has the same data and the same held-out examples.
         poll: seconds between two times that a node asks for messages.
+        places: the clients of each node, by its name.
     """
 
-    def __init__(self, folder: Path, config: str, poll: float = 0.5):
-        self.folder, self.poll, self.port = folder, poll, processes.free_port()
+    def __init__(self, folder: Path, config: str, poll: float = 0.5, places: Mapping[str, list[str]] = PLACES):
+        self.folder, self.poll, self.port, self.places = folder, poll, processes.free_port(), places
         self.address, self.link, self.config = f"127.0.0.1:{self.port}", folder / "link", folder / "config.toml"
         self.commands: dict[str, subprocess.Popen[bytes]] = {}
         self.config.write_text(config)
@@ -70,7 +72,7 @@ class Federation:
         data: Any = experiment.data
         FederatedData.from_clients([experiment.test]).save(folder / "test")
         link.prepare(self.link, ["127.0.0.1"])
-        for name, clients in PLACES.items():
+        for name, clients in places.items():
             FederatedData.from_clients([data.client(int(i)) for i in clients]).save(folder / f"{name}.data")
             self.make_key(name)
 
@@ -101,19 +103,20 @@ class Federation:
     def start_node(self, name: str, *more: str, variables: Mapping[str, str] | None = None, **given: Any) -> None:
         """``fedax deploy node``."""
         usual = {"link": self.address, "ca": self.folder / f"{name}.ca", "key": self.folder / name, "poll": self.poll}
-        usual |= {"data": self.folder / f"{name}.data", "clients": ",".join(PLACES.get(name, [name]))}
-        usual |= {"roster": self.link / "nodes"} if name in PLACES else {}
+        usual |= {"data": self.folder / f"{name}.data", "clients": ",".join(self.places.get(name, [name]))}
+        usual |= {"roster": self.link / "nodes"} if name in self.places else {}
         self.start(name, "node", *processes.options(**(usual | given)), *more, **(variables or {}))
 
     def start_all(self) -> None:
         """The link and the nodes."""
         self.start_link()
-        for name in PLACES:
+        for name in self.places:
             self.start_node(name)
-        wait_for(lambda: all("this is node" in self.output(name) for name in PLACES))
+        wait_for(lambda: all("this is node" in self.output(name) for name in self.places))
 
-    def arguments(self, out: Path, *more: str, nodes: int = 3) -> list[str]:
+    def arguments(self, out: Path, *more: str, nodes: int | None = None) -> list[str]:
         """The arguments of ``deploy run``."""
+        nodes = len(self.places) if nodes is None else nodes
         given = processes.options(link=self.address, folder=self.link, test=self.folder / "test", out=out, nodes=nodes)
         return ["run", str(self.config), *given, *more]
 

@@ -32,10 +32,11 @@ from fedax.engine.places.nodes import heads_of
 from fedax.engine.places.remote import Remote
 from fedax.experiments import read, runner
 from fedax.flower import certificates, records, transport
+from tests import LONG as WITH_LONG
 from tests.experiments import run_cli
 
 from . import LONG
-from .federation import PLACES, SOON, Federation, children, dying, rows_of, same_models, same_rows, wait_for
+from .federation import PLACES, SOON, TWO, Federation, children, dying, rows_of, same_models, same_rows, wait_for
 
 CONFIG = """
 data = {name = "digits", clients = 4, partition = "dirichlet", alpha = 0.5}
@@ -84,7 +85,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    made = Federation(tmp_path_factory.mktemp("deployed"), CONFIG)
+    made = Federation(tmp_path_factory.mktemp("deployed"), CONFIG, places=PLACES if WITH_LONG else TWO)
     try:
         made.start_all()
         yield made
@@ -136,7 +137,7 @@ def then(what: Callable[[], Any], do: Callable[[], None]) -> Iterator[None]:
 def memory_at(federation: Federation, run: np.ndarray) -> list[bytes]:
     """The clients' memory at the nodes, of the versions that a run ended with."""
     results = []
-    for name, clients in PLACES.items():
+    for name, clients in federation.places.items():
         folder = federation.folder / f"{name}.state" / "site" / "memory"
         for row, client in enumerate(clients):
             number, process, count = run[int(client)].tolist()
@@ -174,10 +175,15 @@ def test_what_goes_over_the_wire(federation: Federation, whole: tuple[Path, Seen
             wire, plain = ([row[f"{name}_{way}"] for row in own] for name in ("wire", "bytes"))
             assert wire == sorted(wire) and wire[-1] > plain[-1] / 3  # a node's clients share a message
     assert (out / "report.html").exists()
-    logs = [line for name in PLACES for line in federation.log(name)]
+    logs = [line for name in federation.places for line in federation.log(name)]
     kinds = collections.Counter(line["kind"] for line in logs)
     assert kinds == seen.asked and kinds["exchange"] >= 2 * 3 * 2
     assert all(line["came"] > 0 and line["left"] > 0 and "error" not in line for line in logs)
+
+
+def test_secrets_are_not_shown(federation: Federation, whole: tuple[Path, Seen]) -> None:
+    _none_is_shown(federation, {**_secrets(federation.link), **_secrets(federation.folder)})
+    _is_closed(federation.supernode("n0"))
 
 
 @LONG
@@ -357,6 +363,7 @@ def test_on_this_machine(tmp_path: Path, federation: Federation, only: Callable[
 ROUNDS = 25
 
 
+@LONG
 def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
     federation: Federation, only: Callable[[str], None]
 ) -> None:
@@ -385,9 +392,7 @@ def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
     later(3)
     assert [federation.superlink(), *map(federation.supernode, places)] == before  # nothing was started again
     assert all(row["left_out"] == 0 for row in rows_of(out))
-    for process in (os.getpid(), *(each.pid for each in federation.commands.values())):
-        for inner in (process, *children(process, "fedax")):
-            _has_none(Path(f"/proc/{inner}/cmdline").read_bytes(), secrets)
+    _none_is_shown(federation, secrets)
     _is_closed(federation.supernode("n0"))
     (federation.link / "nodes" / "n2.pub").unlink()
     wait_for(lambda: "is no longer known" in federation.output("link"))
@@ -398,6 +403,14 @@ def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
     assert max(left_out) == ROUNDS > gone + 3
     more = [left_out[k] - left_out[k - 1] for k in range(1, ROUNDS + 1)]
     assert more[: gone - 1] == [0] * (gone - 1) and more[gone + 2 :] == [2] * (ROUNDS - gone - 2)  # n2's clients
+    _none_is_shown(federation, secrets)
+
+
+def _none_is_shown(federation: Federation, secrets: dict[str, bytes]) -> None:
+    """Neither in the command lines of processes, nor in what they print and write."""
+    for process in (os.getpid(), *(each.pid for each in federation.commands.values())):
+        for inner in (process, *children(process, "fedax")):
+            _has_none(Path(f"/proc/{inner}/cmdline").read_bytes(), secrets)
     kinds = (".txt", ".log", ".json", ".jsonl", ".toml")
     shown = [path for path in federation.folder.rglob("*") if path.suffix in kinds]
     assert len(shown) > 10

@@ -273,6 +273,7 @@ def test_a_killed_worker_comes_back(network: Network, carrier: transport.FlowerT
     assert answer_of(carrier, node).head["pid"] != before
 
 
+@LONG
 def test_a_killed_supernode_comes_back_as_the_same_node(network: Network, carrier: transport.FlowerTransport) -> None:
     node = network.number("n1")
     before = answers(carrier, {node: Message({})})[node].head["pid"]
@@ -411,7 +412,6 @@ def listening(folder: Path) -> Iterator[str]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-@LONG
 def test_a_removed_key_is_no_longer_known(network: Network) -> None:
     key = network.folder / "link" / "nodes" / "n1.pub"
     text = key.read_bytes()

@@ -16,6 +16,7 @@ import fedax
 from fedax import ConfigError
 from fedax.cli import app
 from fedax.privacy import Ledger, noise_for
+from tests import long
 
 DELTA = 1e-6
 
@@ -49,9 +50,9 @@ def direct(z, n, rounds, delta, rate=None, places=None, cohort=None, apart=1, ex
 
 SETTINGS = [  # noise, clients, rounds, delta, the rest
     (3.0, 10_000, 1000, 1e-6, {"rate": 0.01}),
-    (0.6, 10_000, 100, 1e-6, {"rate": 0.01}),
+    pytest.param(0.6, 10_000, 100, 1e-6, {"rate": 0.01}, marks=long),
     (1.5, 1000, 1, 1e-4, {"rate": 0.3}),
-    (4.0, 1000, 500, 1e-5, {"rate": 0.1}),
+    pytest.param(4.0, 1000, 500, 1e-5, {"rate": 0.1}, marks=long),
     (2.0, 1000, 10, 1e-5, {"rate": 1.0}),
     (3.0, 10_000, 200, 1e-6, {"rate": 0.05, "exchanges": 2}),
     (3.0, 10_000, 200, 1e-6, {"rate": 0.05, "exchanges": 3, "warmup": 2}),
@@ -86,7 +87,7 @@ def test_epsilon_is_that_of_dp_accounting(z, n, rounds, delta, how):
         (1.0, 10_000, 1000, 1e-6, {"rate": 0.01}, 2.1245225256749363),
         (2.0, 60_000, 5000, 1e-6, {"rate": 0.01}, 1.6829248201859233),
         (4.0, 1000, 100, 1e-4, {"rate": 0.5}, 5.1178801434811705),
-        (1.0, 10_000, 1000, 1e-6, {"rate": 0.01, "places": 130}, 4.920767913438276),
+        pytest.param(1.0, 10_000, 1000, 1e-6, {"rate": 0.01, "places": 130}, 4.920767913438276, marks=long),
         (1.0, 10_000, 8, 1e-6, {"apart": 8}, 4.886554124377032),
         (3.0, 10_000, 1, 1e-6, {}, 1.4479880288830957),
     ],
@@ -142,7 +143,12 @@ def test_larger_cohorts_spend_more():
 
 @pytest.mark.parametrize(
     "how",
-    [{"rate": 0.2}, {"rate": 0.2, "places": 220}, {"cohort": 20}, {"apart": 8, "exchanges": 2, "warmup": 1}],
+    [
+        {"rate": 0.2},
+        pytest.param({"rate": 0.2, "places": 220}, marks=long),
+        {"cohort": 20},
+        {"apart": 8, "exchanges": 2, "warmup": 1},
+    ],
 )
 def test_the_least_noise_and_the_most_rounds(how):
     noise = noise_for(1.0, DELTA, 100, 1000, **how)

@@ -12,7 +12,7 @@ import scipy.stats
 from jax.sharding import Mesh
 
 import fedax
-from tests import always
+from tests import LONG, always, long
 from tests.engine.methods import Server
 from tests.engine.problem import DATA, LR, TASK, UNEQUAL, X0, P, flat, gradient
 
@@ -63,7 +63,7 @@ def of_the_first_round(participation):
 ALIKE = ("fedavg", "fednova", "scaffold", "fednova-vr", "mime", "feddyn")
 
 
-@pytest.mark.parametrize("name", always(ALIKE, "fedavg", "scaffold", "mime"))
+@pytest.mark.parametrize("name", always(ALIKE, "scaffold", "mime"))
 def test_what_is_left_out_is_as_if_it_had_not_been_drawn(name):
     """Weights, sums over all clients and memory are those of the cohort without it."""
     hyper = {"work": fedax.Steps(2)} if name in ("mime", "feddyn") else {}
@@ -111,7 +111,10 @@ def test_a_guard_that_finds_nothing_changes_nothing():
     assert other.left_out == {}
 
 
-@pytest.mark.parametrize("participation", [fedax.Uniform(3), fedax.UniformNormalized(3), fedax.Proportional(4)])
+@pytest.mark.parametrize(
+    "participation",
+    [fedax.Uniform(3), pytest.param(fedax.UniformNormalized(3), marks=long), fedax.Proportional(4)],
+)
 def test_the_others_weigh_more(participation):
     """One full step: Uniform's S becomes the number that is left; the others keep the sum of their weights."""
     cohort = of_the_first_round(participation)
@@ -174,7 +177,7 @@ class BrokenAt(fedax.Algorithm):
         return tuple(exchanges)
 
 
-@pytest.mark.parametrize("where", ["device", "streamed"])
+@pytest.mark.parametrize("where", always(["device", "streamed"], "streamed"))
 def test_who_is_left_out_stays_out_of_the_round(where):
     method, options = (
         fedax.create("mime", lr=LR),
@@ -212,7 +215,7 @@ def test_what_is_left_out_late_keeps_what_it_had_before_the_round(where):
     assert np.asarray(kept).tolist() == [[ROUNDS, ROUNDS]] * 4 + [[0, 0]]
 
 
-@pytest.mark.parametrize("where", ["device", "streamed"])
+@pytest.mark.parametrize("where", always(["device", "streamed"], "device"))
 def test_one_client_that_moves_the_model_alone(where):
     """CE-LSGD: the round is lost where it is the bad one, who was heard before."""
     options = {"rounds": 12, "work": fedax.Steps(2), "place": fedax.Place(stream=where == "streamed")}
@@ -236,7 +239,7 @@ def test_a_guard_may_stop_the_run(tmp_path):
 
 def test_a_run_with_losses_goes_on_bit_by_bit(tmp_path):
     options = {"participation": fedax.Dropout(fedax.Uniform(3), 0.4), "guard": True, "faults": NAN}
-    for where in ({}, {"place": fedax.Place(client_memory="host")}):
+    for where in (*([{}] if LONG else []), {"place": fedax.Place(client_memory="host")}):
         folder = tmp_path / "-".join(["run", *where])
         whole = run("scaffold", rounds=6, **options, **where)
         run("scaffold", rounds=3, checkpoint=folder, **options, **where)
@@ -247,6 +250,7 @@ def test_a_run_with_losses_goes_on_bit_by_bit(tmp_path):
         run("scaffold", rounds=6, checkpoint=folder, **(options | {"guard": fedax.Guard(largest=5.0)}))
 
 
+@long
 def test_side_by_side():
     options = {"work": UNEQUAL, "batch_size": 2, "evaluate_every": 1, "rounds": ROUNDS, "guard": True, "faults": NAN}
     options["participation"] = fedax.Uniform(2)

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +15,14 @@ from fedax.experiments.config.experiment import problem_of
 from fedax.wire.compressed import Compression
 from fedax.wire.privacy import DownloadAndClip
 from fedax.wire.wire import Wire
+from tests import LONG, always
 from tests.engine import here
 from tests.engine.problem import DATA, LR, TASK
 
-LONG = bool(os.environ.get("FEDAX_LONG"))
 DATA6, TASK6 = fedax.data.quadratics(clients=5, dimension=6, seed=1), fedax.tasks.quadratic(6)
 EF = fedax.ErrorFeedback(fedax.TopK(0.4))
-# One of each form of exchange: a change; a listening one; two, one of them with one client alone; a warm-up.
-SOME = ["scaffold", "led", "ce-lsgd", "scaffold-m-vr"]
+# A listening exchange; two, one of them with one client alone; a warm-up, and changes of what clients keep.
+SOME = ["led", "ce-lsgd", "scaffold-m-vr"]
 
 
 def run(name="fedavg", compress=None, data=DATA6, task=TASK6, **options):
@@ -131,7 +130,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", ["scaffold", "mime"] if LONG else ["scaffold"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", always(PLACES, "host", "streamed"))
 def test_places(name, place):
     """The same messages wherever clients' memory and examples are."""
     how = {"up": fedax.ErrorFeedback(fedax.Rotated(fedax.QSGD(3))), "down": fedax.Natural()}
@@ -149,9 +148,9 @@ def test_places(name, place):
     [
         ("scaffold", EF, {}),
         ("fedavg", {"up": fedax.QSGD(4), "down": fedax.QSGD(8)}, {"participation": fedax.Uniform(3)}),
-        ("scaffold", {"down": fedax.Cast()}, {}),
     ]
     + [
+        ("scaffold", {"down": fedax.Cast()}, {}),
         ("ce-lsgd", {"up": fedax.ErrorFeedback(fedax.Rotated(fedax.Sign())), "down": fedax.Natural()}, {}),
         ("fedavg", fedax.Natural(), {"guard": True, "faults": fedax.Faults([3], sends=np.nan)}),
         ("fedavg", fedax.RandomK(0.3), {"aggregate": fedax.CoordinateMedian()}),

@@ -23,7 +23,7 @@ from fedax.wire.privacy import DP, standard_normal
 from fedax.wire.sums import is_change, without_marks
 from fedax.wire.wire import Wire
 
-from .. import LONG
+from .. import LONG, long
 
 pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
 from fedax.privacy.accounting import NOISE_END
@@ -133,7 +133,7 @@ COMBINED = [(cohort, place) for cohort in ("poisson", "uniform") for place in PL
 
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
-@pytest.mark.parametrize("name", [name for name in ACCEPTED if LONG or name in ("scaffold", "scaffold-m-vr", "mime")])
+@pytest.mark.parametrize("name", [name for name in ACCEPTED if LONG or name in ("scaffold-m-vr", "mime")])
 def test_one_client_moves_a_sum_by_at_most_the_clip(name):
     """Whatever it sends, beside a federation without it; in the warm-up and in each exchange."""
     for cohort, place in COMBINED if LONG else COMBINED[zlib.crc32(name.encode()) % len(COMBINED) :][:1]:
@@ -265,25 +265,29 @@ def test_noise_of_bfloat16_is_that_of_float32_rounded():
     np.testing.assert_array_equal(drawn[jnp.bfloat16], drawn[jnp.float32].astype(jnp.bfloat16))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_the_tail_of_the_noise_goes_on(dtype, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [(jnp.float32, 2 * 10**7), (jnp.float64, 10**6), pytest.param(jnp.float64, 2 * 10**7, marks=long)],
+)
+def test_the_tail_of_the_noise_goes_on(dtype, number, monkeypatch):
     """float32 normal numbers of 23 bits end at 5.42, and what lies beyond gives an upload away; of 52 bits at 8.2."""
     if dtype == jnp.float64:
         with jax.enable_x64():
-            return the_tail_goes_on(dtype, monkeypatch)
-    the_tail_goes_on(dtype, monkeypatch)
+            return the_tail_goes_on(dtype, number, monkeypatch)
+    the_tail_goes_on(dtype, number, monkeypatch)
 
 
-def the_tail_goes_on(dtype, monkeypatch):
+def the_tail_goes_on(dtype, number, monkeypatch):
     key = jax.random.key(1, impl="rbg")  # bits that take a quarter of the time: what is tried is what is made of them
-    drawn = np.asarray(jax.jit(lambda key: standard_normal(key, (2 * 10**7,), dtype))(key), float)
+    drawn = np.asarray(jax.jit(lambda key: standard_normal(key, (number,), dtype))(key), float)
     size = np.abs(drawn)
     for beyond in (3, 4, 5):
         expected = 2 * scipy.stats.norm.sf(beyond) * drawn.size
         assert abs((size > beyond).sum() - expected) < 5 * np.sqrt(expected) + 0.02 * expected, beyond
     assert scipy.stats.kstest(drawn[: 10**6], "norm").pvalue > 1e-3
     halves = np.split(drawn, 2)  # the two numbers of one radius and angle
-    assert abs(np.corrcoef(*halves)[0, 1]) < 2e-3 and abs(np.corrcoef(*np.square(halves))[0, 1]) < 2e-3
+    most = max(2e-3, 5 / number**0.5)
+    assert abs(np.corrcoef(*halves)[0, 1]) < most and abs(np.corrcoef(*np.square(halves))[0, 1]) < most
     # The rarest bits that there are, and the commonest.
     words = 4 if dtype == jnp.float64 else 3
     radius = [[0, 0, 2**32 - 1, 2**31], [0, 2**32 - 1, 2**32 - 1, 0]] + [[0] * 4] * (words - 2)
