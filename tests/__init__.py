@@ -13,15 +13,14 @@ FORMS = (
 )  # fmt: skip
 
 
-def always(cases, *names):
+def always(cases, *names, several=False):
     """Similar cases as parameters of a test: the named ones always run, the others only with ``FEDAX_LONG=1``.
 
-    The others are marked, so they are counted as skipped.
+    The others are marked, so they are counted as skipped. ``several``: each case is a tuple of several parameters.
     """
     cases = list(cases)
     assert all(name in cases for name in names), names
-    mark = lambda case: pytest.param(*(case if isinstance(case, tuple) else [case]), marks=long)  # noqa: E731
-    return [case if case in names else mark(case) for case in cases]
+    return [case if case in names else pytest.param(*(case if several else [case]), marks=long) for case in cases]
 
 
 def some(methods):

@@ -44,7 +44,7 @@ PAIRS = sorted({*SOME, *((method, place) for method in METHODS for place in some
 
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
-@pytest.mark.parametrize(("method", "place"), always(PAIRS, *SOME))
+@pytest.mark.parametrize(("method", "place"), always(PAIRS, *SOME, several=True))
 def test_every_method_off_the_device(method, place, monkeypatch):
     if place in ("file", "streamed"):
         monkeypatch.setattr(blocks, "MOST_BYTES", 1)  # cohorts in blocks of one chunk, evaluation client by client
@@ -59,6 +59,7 @@ def test_every_method_off_the_device(method, place, monkeypatch):
         [(method, f"{where} on 2 devices") for method in ("scaffold", "vrl-sgd") for where in ("host", "streamed")],
         ("scaffold", "streamed on 2 devices"),
         ("vrl-sgd", "host on 2 devices"),
+        several=True,
     ),
 )
 def test_several_devices_off_the_device(method, place):

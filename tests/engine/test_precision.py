@@ -79,7 +79,8 @@ def test_it_holds_for_a_comparison_with_its_tables_and_baselines(noted, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("precision", "word"), always([("float32", "HIGHEST"), ("tensorfloat32", "HIGH")], ("tensorfloat32", "HIGH"))
+    ("precision", "word"),
+    always([("float32", "HIGHEST"), ("tensorfloat32", "HIGH")], ("tensorfloat32", "HIGH"), several=True),
 )
 def test_the_compiler_is_told(precision, word, monkeypatch):
     texts, make = [], programs._program
