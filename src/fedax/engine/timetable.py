@@ -256,7 +256,7 @@ class Timetable:
         return arrived[-1] - (arrived[1] if start else 0) if stop > start else 0
 
     def groups(self, start: int, stop: int) -> Iterator[_Row]:
-        """The groups with the starts from versions start … stop − 1, as they are asked for; those before are let go."""
+        """The groups that start from versions start … stop − 1, as they are asked for; those before are let go."""
         self.until(start)
         for number in [number for number in self._rows if number < self._first[start]]:
             del self._rows[number]
