@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedax
+from fedax.engine import asynchronous
 from fedax.engine import timetable as engine_timetable
 from fedax.engine.job import make_job
 from fedax.engine.loop import draw_steps, stage_key
@@ -248,6 +250,25 @@ def test_what_a_client_without_weight_sends_does_not_matter():
     got = fedax.simulate(fedax.create("fedavg", lr=LR), QUADRATIC, data, **options)
     assert fedax.arrivals(fedax.create("fedavg"), QUADRATIC, data, **options).counts[3]
     assert np.isfinite(got.params).all()
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_schedule_that_ends_too_soon_is_refused_before_the_work(recorded, monkeypatch, tmp_path):
+    one = fedax.FederatedData({"H": H[:1], "e": E[:1]}, [1])
+    rows = "number,client,version,begun,seconds\n0,0,0,0,4\n1,0,1,4,4\n2,0,2,8,4\n"
+    (tmp_path / "arrivals.csv").write_text(rows)
+    ends = fedax.Clock.from_csv(tmp_path / "arrivals.csv")
+    clock = ends if recorded else fedax.Clock(step=4.0, available={"0": [[10.0, 20.0]]})
+    ran, advance = [], asynchronous._advance
+    monkeypatch.setattr(asynchronous, "_advance", lambda *given: ran.append(int(given[5])) or advance(*given))
+    options = {"work": fedax.Steps(2), "pace": fedax.Async(1), "clock": clock}
+    run_ = functools.partial(fedax.simulate, fedax.create("fedavg", lr=LR), QUADRATIC, one, **options)
+    run_(rounds=1, evaluate_every=1)
+    assert sum(ran)
+    ran.clear()
+    with pytest.raises(ConfigError, match=r"recorded answers are over|off for good"):
+        run_(rounds=9, evaluate_every=9)
+    assert not ran
 
 
 def test_availability_decides_when_work_begins():

@@ -314,6 +314,8 @@ class Pacing(NamedTuple):
         schedule = Schedule(
             self.pace, census.num_clients, duration, clock.server, seed, begins if clock.periods else None
         )
+        if clock.ends:  # an end that comes too soon is an error before the work, not after it
+            schedule.until(rounds)
         table = Timetable(self.pace, schedule, steps, census.weights, self.staleness)
         if self.pace.weights == "corrected":
             table.correct(self.horizon(census.num_clients, rounds))

@@ -355,6 +355,11 @@ class BoundClock(NamedTuple):
         """Whether something is drawn each time that a client works."""
         return any(getattr(value, "anew", False) for value in self.values.values())
 
+    @property
+    def ends(self) -> bool:
+        """Whether there may be no time for a piece of work: none was recorded, or its client is off for good."""
+        return self.periods is not None or any(isinstance(value, Recorded) for value in self.values.values())
+
     def durations(self, numbers: Any, ids: Any, gradients: Any, down: Any, up: Any) -> np.ndarray:
         """How long pieces of work take.
 
