@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedax.errors import complete
-from fedax.metrics.base import Metric
+from fedax.metrics.base import Metric, name_of
 from fedax.metrics.counts import F1, Accuracy, BalancedAccuracy, Precision, Recall
 from fedax.metrics.host import OnHost
 from fedax.metrics.probabilities import Brier, CalibrationError, LogLoss, Perplexity
@@ -39,36 +39,11 @@ __all__ = [
 ]
 
 METRICS = Registry("metric")
-for _make in (
-    Accuracy,
-    BalancedAccuracy,
-    AUC,
-    AveragePrecision,
-    F1,
-    Precision,
-    Recall,
-    LogLoss,
-    Perplexity,
-    Brier,
-    CalibrationError,
-    R2,
-    MAE,
-    RMSE,
-    GradNorm,
-    Density,
-    PerClient,
-):
-    METRICS.add(
-        {
-            AveragePrecision: "average_precision",
-            BalancedAccuracy: "balanced_accuracy",
-            CalibrationError: "calibration_error",
-            LogLoss: "log_loss",
-            GradNorm: "grad_norm",
-            PerClient: "per_client",
-        }.get(_make, _make.__name__.lower()),
-        _make,
-    )
+for _metric in (
+    Accuracy, BalancedAccuracy, AUC, AveragePrecision, F1, Precision, Recall, LogLoss, Perplexity, Brier,
+    CalibrationError, R2, MAE, RMSE, GradNorm, Density, PerClient,
+):  # fmt: skip
+    METRICS.add(name_of(_metric), _metric)
 
 
 def available() -> dict[str, str]:

@@ -48,7 +48,7 @@ class Metric:
     @property
     def name(self) -> str:
         """The default name of its column: made of the name of the class and its arguments."""
-        return named_by_class(self)
+        return name_of(type(self))
 
     def __call__(self, y_true: Any, y_score: Any, sample_weight: Any = None) -> float:
         """The value, as scikit-learn's function of that name has it.
@@ -128,9 +128,9 @@ def _widened(leaf: np.ndarray) -> np.ndarray:
     return leaf.astype(np.int64 if leaf.dtype.kind in "iub" else np.float64)
 
 
-def named_by_class(metric: object) -> str:
+def name_of(kind: type) -> str:
     """The name of a metric's class in small letters, with an underscore between words."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(metric).__name__).lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def added(one: Sums, other: Sums) -> Sums:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedax.metrics.base import Direction, named_by_class
+from fedax.metrics.base import Direction, name_of
 from fedax.numbers import check_number
 
 
@@ -23,7 +23,7 @@ class RunMetric:
     @property
     def name(self) -> str:
         """The name under which :func:`fedax.metrics.create` makes it."""
-        return named_by_class(self)
+        return name_of(type(self))
 
 
 @dataclass(frozen=True)
