@@ -87,5 +87,5 @@ def _kept(path: pathlib.Path) -> bytes:
 
 def _number(job: Job, own: bytes) -> int:
     """The number of a run, by which nodes know it; another job in the same folder has another one."""
-    told = sorted((name, str(value)) for name, value in job.settings().items())
-    return int.from_bytes(hashlib.sha256(own + repr(told).encode()).digest()[:8], "big") >> 2
+    settings = sorted((name, str(value)) for name, value in job.settings().items())
+    return int.from_bytes(hashlib.sha256(own + repr(settings).encode()).digest()[:8], "big") >> 2

@@ -311,7 +311,7 @@ def _run_elsewhere(
             outcome = arrived[1]
             job, label, seed = jobs[outcome.key]
             if outcome.error:
-                failures.found[job.name] = cluster.told(outcome, folder)
+                failures.found[job.name] = cluster.reason(outcome, folder)
                 continue
             _report_begun(watch, [(label, seed)])
             rows = outcome.files["metrics.jsonl"]

@@ -346,7 +346,7 @@ def _tune_elsewhere(
                 assert arrived is not None
                 job, outcome = arrived
                 if outcome.error:
-                    failures.found[job.name] = cluster.told(outcome, folder)
+                    failures.found[job.name] = cluster.reason(outcome, folder)
                     continue
                 cluster.deliver(outcome, done / job.key)
                 _show_rows(left[job.key].label, done / job.key, watch)

@@ -4,8 +4,8 @@ A study, a comparison and a sweep consist of jobs that know nothing of each othe
 name; :class:`Crew` hands jobs to it and takes what comes back; :func:`work` does one job, wherever it runs.
 """
 
-from fedax.experiments.cluster.crew import Crew, Failures, told
+from fedax.experiments.cluster.crew import Crew, Failures, reason
 from fedax.experiments.cluster.engines import engine
 from fedax.experiments.cluster.jobs import Job, Outcome, deliver, packed, work
 
-__all__ = ["Crew", "Failures", "Job", "Outcome", "deliver", "engine", "packed", "told", "work"]
+__all__ = ["Crew", "Failures", "Job", "Outcome", "deliver", "engine", "packed", "reason", "work"]

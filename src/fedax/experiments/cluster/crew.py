@@ -54,7 +54,9 @@ class Crew:
         except FedaxError:
             raise
         except Exception as error:
-            way_out = f"it takes no more jobs ({_said(error)}); what is done is kept, and the same call goes on with it"
+            way_out = (
+                f"it takes no more jobs ({_text_of(error)}); what is done is kept, and the same call goes on with it"
+            )
             raise ConfigError("executor", type(self.executor).__name__, way_out) from error
         self.under_way[job.key] = job, future
         future.add_done_callback(lambda future: self._ended.put((job, future)))
@@ -80,7 +82,7 @@ class Crew:
                 if self._attempts[job.key] < ATTEMPTS:
                     self.give(job)
                     continue
-                outcome = Outcome(job.key, "", error=f"given up after {ATTEMPTS} attempts ({_said(error)})")
+                outcome = Outcome(job.key, "", error=f"given up after {ATTEMPTS} attempts ({_text_of(error)})")
             del self.under_way[job.key]
             if outcome.refused:
                 raise ConfigError("worker", outcome.host, outcome.refused)
@@ -108,7 +110,7 @@ class Failures:
             raise ConfigError("jobs", f"{len(self.found)} of {jobs} failed", way_out)
 
 
-def told(outcome: Outcome, folder: Path) -> str:
+def reason(outcome: Outcome, folder: Path) -> str:
     """Why a job failed, and in which file of a folder the whole of it is."""
     if not outcome.log:
         return outcome.error
@@ -117,5 +119,5 @@ def told(outcome: Outcome, folder: Path) -> str:
     return f"{outcome.error} ({outcome.host}; {path})"
 
 
-def _said(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return one_line(f"{type(error).__name__}: {error}".rstrip(": "), 300)

@@ -63,9 +63,9 @@ class Job:
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
-        told = self.problem if isinstance(self.problem, bytes) else _text([self.problem, self.points])
+        problem = self.problem if isinstance(self.problem, bytes) else _text([self.problem, self.points])
         about = _text([self.data, self.versions, self.best, self.run, [source.digest for source in self.sources]])
-        object.__setattr__(self, "key", hashlib.sha256(told + b"\0" + about).hexdigest()[:16])
+        object.__setattr__(self, "key", hashlib.sha256(problem + b"\0" + about).hexdigest()[:16])
 
     @classmethod
     def of(
@@ -206,9 +206,9 @@ def work(job: Job) -> Outcome:
             }
             return Outcome(job.key, host, files, _digest(job.key, files), time.process_time() - began)
         except Exception as error:
-            said = str(error) if isinstance(error, FedaxError) else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, FedaxError) else f"{type(error).__name__}: {error}"
             return Outcome(
-                job.key, host, digest=_digest(job.key, {}), error=one_line(said, 1000), log=traceback.format_exc()
+                job.key, host, digest=_digest(job.key, {}), error=one_line(text, 1000), log=traceback.format_exc()
             )
 
 

@@ -175,8 +175,8 @@ def _finish(study: Study, folder: Path, ended: _Process, failed: dict[str, str],
     else:
         job = next(job for job in ended.jobs if job not in done)
         log = folder / "jobs" / ended.jobs[0].key / "log.txt"
-        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last_line = said[-1] if said else f"it ended with exit code {code} and no word"  # killed, or the disk is full
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last_line = lines[-1] if lines else f"it ended with exit code {code} and no word"  # killed, or the disk is full
         failed[job.key] = f"{job.name}: {last_line} ({log})"
         watch(f"{job.name} failed after {seconds:.0f} s: {last_line}")
 

@@ -200,8 +200,8 @@ def conclusion(part: Part, record: Record) -> str:
     scope = f", {part.section.scope}" if part.section.scope else ""
     text += f" Verdict{scope}: {verdict(counted)}"
     if len(counted) > 1:
-        told = {way: sum(claim.result == way for claim in counted) for way in ("as claimed", "the other way")}
-        ways = " and ".join(f"{number} {way}" for way, number in told.items())
+        counts = {way: sum(claim.result == way for claim in counted) for way in ("as claimed", "the other way")}
+        ways = " and ".join(f"{number} {way}" for way, number in counts.items())
         text += f"; of {len(counted)} pairs {ways}, beyond chance"
     text += "."
     compared = {label for claim in tested for label in (claim.better, claim.worse)}
