@@ -265,7 +265,7 @@ def main() -> None:
                 at = FIGURES / f"{name}-{part}.svg"
                 write(drawn, at)
                 short = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", at.read_text(encoding="utf-8"))
-                at.write_text(short, encoding="utf-8")  # in hundredths of a pixel
+                at.write_text(re.sub(r"\s*\n\s*", "\n", short), encoding="utf-8")  # in hundredths of a pixel
     hours = {name: sum(line["seconds"] for line in load(name).results.values()) / 3600 for name in there}
     print(json.dumps({name: round(value, 2) for name, value in hours.items()}), "hours of one core")
 

@@ -123,7 +123,9 @@ def _unequal(study: Study, part: Part, origin: dict[str, Part], tuned: Sequence[
         for job in study.choices(origin[label], label):
             for row in study.results[job.key]["points"]:
                 first.setdefault(json.dumps(row["point"], sort_keys=True), len(row["seeds"]))
-            planned.setdefault(label, sum(first.values()))
+        grid = grid_of(origin[label], label)  # as it was planned; where a setting follows lr each point is a job
+        of_grid = [at for at in first if all(value in grid[name] for name, value in json.loads(at).items())]
+        planned[label] = sum(first[at] for at in of_grid)
         whole[label] = sum(first.values())
     for numbers, limit, suffix in ((planned, 1, ", before grids grew"), (whole, MORE, "")):
         if max(numbers.values()) > limit * min(numbers.values()):
