@@ -36,14 +36,20 @@ PARTS = {
 PAIRS = [(one, other) for one in range(6, 10) for other in range(6)] + [(one, 5) for one in range(5)]
 
 
+def drawn(rng: np.random.Generator, spreads: list[float], seeds: int) -> dict[str, np.ndarray]:
+    """Runs without differences: by the number of the method, a value for each seed."""
+    y = rng.normal(size=(len(spreads), seeds)) * np.array(spreads)[:, None] + rng.normal(size=seeds)
+    return {str(k): row for k, row in enumerate(y)}
+
+
 def rates(spreads: list[float], seeds: int, draws: int) -> tuple[float, float, float, float]:
     """How often p < 0.05: with fedax's error, that of all methods, that of the pair; how often the first is pooled."""
     from scipy import special
 
     rng, result = np.random.default_rng(0), np.zeros(4)
     for _ in range(draws):
-        y = rng.normal(size=(len(spreads), seeds)) * np.array(spreads)[:, None] + rng.normal(size=seeds)
-        values = {str(k): row for k, row in enumerate(y)}
+        values = drawn(rng, spreads, seeds)
+        y = np.array([*values.values()])
         gap, pooled = compare(pool_of(values), "0", "1", values)
         residuals = y - y.mean(1, keepdims=True) - y.mean(0) + y.mean()
         freedom = (len(spreads) - 1) * (seeds - 1)
@@ -58,8 +64,7 @@ def any_of_many(spreads: list[float], seeds: int, draws: int) -> tuple[float, fl
     """How often any of the pairs has a corrected p < 0.05; and any of those without the first two methods."""
     rng, result = np.random.default_rng(0), np.zeros(2)
     for _ in range(draws):
-        y = rng.normal(size=(len(spreads), seeds)) * np.array(spreads)[:, None] + rng.normal(size=seeds)
-        values = {str(k): row for k, row in enumerate(y)}
+        values = drawn(rng, spreads, seeds)
         pool = pool_of(values)
         p = np.array(holm([compare(pool, str(one), str(other), values)[0].p for one, other in PAIRS]))
         calm = [min(pair) > 1 for pair in PAIRS]
