@@ -88,7 +88,7 @@ def test_clients_side_by_side_on_a_gpu_have_products_and_not_grouped_convolution
     assert ("convolution" in text) is native and ("dot_general" in text) is not native
 
 
-BY_TILES = [(6, 8, 8, 32, 40), (3, 9, 11, 64, 32), (4, 36, 33, 32, 32)]
+BY_TILES = [(6, 8, 8, 32, 40), (3, 9, 11, 64, 32), (4, 36, 33, 32, 32), (6, 14, 14, 32, 32)]
 BY_TILES = [(shape, padding) for shape in BY_TILES for padding in ("SAME", "VALID")]
 
 

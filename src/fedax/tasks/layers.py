@@ -25,6 +25,7 @@ _LAYOUT = ("NHWC", "HWIO", "NHWC")
 _PRODUCTS_UP_TO = 9  # kernel entries, on a CPU
 _COPIES_UP_TO = 25  # the same on a GPU
 _CHANNELS = 32  # with at least so many channels of x and of the result, tiles are faster than shifted copies
+_SEPARATE = 32  # from so many channels of the result, the pixels of a window have products of their own
 _FEW = 32  # up to so many outputs, a dense layer computes its gradient in a special way
 _TILES = 256  # tiles at a time: with 64 channels of float32 they take 1 MiB, a core's cache
 
@@ -200,8 +201,9 @@ def _by_tiles(low: tuple[int, int], size: tuple[int, ...], x: Array, weights: Ar
 
 
 def _blocks(size: tuple[int, ...], *xs: Array) -> tuple[Array, ...]:
-    """The examples cut into equal blocks of about ``_TILES`` tiles, or of one example."""
-    together = math.gcd(len(xs[0]), max(1, 4 * _TILES // math.prod(size)))
+    """The examples cut into equal blocks of up to ``_TILES`` tiles, or of one example."""
+    at_most = max(1, 4 * _TILES // math.prod(size))
+    together = max(n for n in range(1, at_most + 1) if len(xs[0]) % n == 0)
     return tuple(x.reshape(-1, together, *x.shape[1:]) for x in xs)
 
 
@@ -250,8 +252,18 @@ def max_pool(x: Float[Array, "b h w c"], size: int = 2) -> Float[Array, "b oh ow
     """
     b, h, w, c = x.shape
     oh, ow = h // size, w // size
-    # Reshape and max: the gradient of XLA's window reduction is several times slower on a CPU.
-    return x[:, : oh * size, : ow * size].reshape(b, oh, size, ow, size, c).max(axis=(2, 4))
+    rows = x[:, : oh * size, : ow * size].reshape(b, oh, size, ow * size, c)
+    columns = _largest([rows[:, :, r] for r in range(size)]).reshape(b, oh, ow, size, c)
+    return _largest([columns[:, :, :, s] for s in range(size)])
+
+
+def _largest(xs: Sequence[Array]) -> Array:
+    """The largest of arrays, entry by entry.
+
+    By pairs: on a CPU the gradient of a maximum over an axis takes up to three times as long, and that of XLA's window
+    reduction longer still.
+    """
+    return functools.reduce(jnp.maximum, xs)
 
 
 def conv_and_pool(
@@ -291,7 +303,9 @@ def _multiply_and_pool(x: Array, weights: Array) -> Array:
     # The kernel of pixel (r, s) of the window lies r rows down and s columns right in the 4×4 pixels.
     placed = [jnp.pad(weights, ((r, 1 - r), (s, 1 - s), (0, 0), (0, 0))) for r in range(2) for s in range(2)]
     kernels = jnp.stack(placed, axis=3).reshape(2, 2, 2, 2, i, 4 * o).swapaxes(1, 2).reshape(16 * i, 4 * o)
-    return (columns @ kernels).reshape(b, oh, ow, 4, o).max(axis=3)
+    if o < _SEPARATE:
+        return (columns @ kernels).reshape(b, oh, ow, 4, o).max(axis=3)
+    return _largest([columns @ k for k in jnp.split(kernels, 4, axis=1)]).reshape(b, oh, ow, o)
 
 
 def group_norm(
