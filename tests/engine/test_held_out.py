@@ -1,5 +1,7 @@
 """Held-out data: the same figures in every place, also by client, and the choice by validation."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from jax.sharding import Mesh
 
 import fedax
 from fedax import metrics as M
-from fedax.engine import by_client
+from fedax.engine import by_client, evaluate
 from tests.engine import here
 
 RANDOM = np.random.default_rng(1)
@@ -249,3 +251,37 @@ def test_labels_may_be_a_column():
         rows.append([run.history[name] for name in ("test_auc", "test_f1")] + [table[["auc", "f1"]]])
     for one, other in zip(*rows, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def counted(calls, dtype):
+    """A network of two classes that says when it is traced."""
+
+    def init(key):
+        return {"w": jax.random.normal(key, (3, 2), dtype)}
+
+    def apply(params, x, key):
+        calls.append(x.shape)
+        return x @ params["w"]
+
+    return fedax.tasks.classification(init, apply, classes=2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("part", [None, "w", fedax.tasks.LoRA(rank=1)], ids=["whole", "part", "LoRA"])
+def test_the_network_is_traced_once_for_the_loss_and_all_metrics(dtype, part):
+    calls = []
+    task = counted(calls, dtype)
+    task = (task if part is None else fedax.tasks.partial(task, part)).trained
+    params, batch = task.init(jax.random.key(0)), {"x": np.ones((5, 3), np.float32), "y": np.arange(5) % 2}
+    assert {"accuracy", "auc", "f1"} <= set(task.metrics)
+    calls.clear()
+    bound = task.bound(task.frozen)
+    found = jax.jit(lambda params, batch: evaluate.held_out(bound, SimpleNamespace(tree=params), batch, None))
+    assert {"loss", "accuracy"} <= set(found(params, batch)) and len(calls) == 1
+    by_client.each_example(task, params, batch)
+    assert calls == [(5, 3), (2, 3), (5, 3)]  # that of two rows: how many numbers an example takes
+    # Of another batch, or outside of an evaluation, it is traced anew.
+    twice = {name: np.concatenate([values, values]) for name, values in batch.items()}
+    assert found(params, twice)["loss"] == pytest.approx(found(params, batch)["loss"]) and len(calls) == 4
+    bound.loss(params, batch, None), bound.metrics["accuracy"](params, batch)
+    assert len(calls) == 6

@@ -13,6 +13,7 @@ from fedax.engine.job import start
 from fedax.errors import CodeError, ConfigError, complete
 from fedax.metrics.base import HostMetric, Metric, fitting
 from fedax.programs import compiled
+from fedax.tasks.once import each_once
 from fedax.tasks.task import Task
 
 _BLOCK_ELEMENTS = 2**19  # numbers of input or output that are evaluated at a time
@@ -205,10 +206,11 @@ def _blocks(task: Task, params: Tree, examples: Tree, rows: range, width: int) -
 def _of_batch(params: Tree, frozen: Tree, batch: Array, *, task: Task) -> dict[str, Unknown]:
     task = task.bound(frozen)
     per_example = {name: metric for name, metric in task.metrics.items() if not isinstance(metric, Metric)}
-    values = {"loss": task.loss(params, batch, None)} | {
-        name: metric(params, batch) for name, metric in per_example.items()
-    }
-    return {"values": values} | ({"outputs": task.answers(params, batch)[0]} if task.whole_metrics else {})
+    with each_once():
+        values = {"loss": task.loss(params, batch, None)} | {
+            name: metric(params, batch) for name, metric in per_example.items()
+        }
+        return {"values": values} | ({"outputs": task.answers(params, batch)[0]} if task.whole_metrics else {})
 
 
 _of_block = compiled(static=["task"])(_of_batch)

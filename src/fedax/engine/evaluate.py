@@ -19,6 +19,7 @@ from fedax.engine.loop import Federation, State
 from fedax.engine.private import is_kept, public
 from fedax.metrics.base import HostMetric, Metric
 from fedax.programs import compiled
+from fedax.tasks.once import each_once
 from fedax.tasks.task import Task
 
 MOST_NAMES = 100  # clients that a row of the history names
@@ -199,8 +200,9 @@ def held_out(task: Task, model: Vector, examples: Tree, mesh: Mesh | None) -> di
 
     def values(tree: Tree, batch: Tree, weights: Array) -> Tree:
         each = {name: metric for name, metric in task.metrics.items() if not isinstance(metric, Metric)}
-        means = {"loss": task.loss(tree, batch, None)} | {name: metric(tree, batch) for name, metric in each.items()}
-        sums = task.metric_sums(tree, batch, (weights > 0).astype(jnp.int32))
+        with each_once():
+            means = {"loss": task.loss(tree, batch, None)} | {name: of(tree, batch) for name, of in each.items()}
+            sums = task.metric_sums(tree, batch, (weights > 0).astype(jnp.int32))
         return {name: jnp.sum(jnp.where(weights > 0, v * weights, 0)) for name, v in means.items()} | sums
 
     weigh = lambda _, rows: jnp.full(rows.shape, 1 / n)  # noqa: E731

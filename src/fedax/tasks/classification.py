@@ -12,6 +12,7 @@ from fedax.metrics import AUC, F1, MAE, R2
 from fedax.tasks import checks
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
 from fedax.tasks.losses import correct, cross_entropy, ridge
+from fedax.tasks.once import once
 from fedax.tasks.task import Task
 
 OF_TWO_CLASSES: dict[str, Any] = {"auc": AUC(), "f1": F1()}  # besides the accuracy, which a majority makes high
@@ -69,6 +70,7 @@ def classification(
     number("l2", l2, low=0)
     scale = scaling(mean, std)
 
+    @once
     def logits(params: Any, x: Any, key: Any) -> Any:
         x = scale(x)
         about = f"params are {spelled(params)}; x is {spelled(x)}"

@@ -15,6 +15,7 @@ from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
 from fedax.metrics.base import HostMetric, Metric, check_labels, check_metrics, fitting
 from fedax.metrics.run import RunMetric
+from fedax.tasks.once import once
 
 Params = Any
 Examples = Any
@@ -232,6 +233,7 @@ class Task:
         def init(key: Any) -> Params:
             return jax.tree.map(_wide, _initial(self, key))
 
+        @once
         def cast(params: Params) -> Params:
             return jax.tree.map(lambda leaf, is_narrow: _rounded(leaf) if is_narrow else leaf, params, narrow)
 

@@ -15,6 +15,7 @@ from fedax.errors import ConfigError, complete
 from fedax.metrics import Metric
 from fedax.numbers import check_number
 from fedax.tasks.factory import whole
+from fedax.tasks.once import once
 from fedax.tasks.task import Params, Task, check_params
 
 Patterns = str | Sequence[str] | Callable[[str, Any], bool]
@@ -105,6 +106,8 @@ class Partial(Task):
 
 
 def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params], Params]) -> Task:
+    join = once(join)
+
     def loss(params: Params, batch: Any, key: Any) -> Any:
         return task.loss(join(params), batch, key)
 

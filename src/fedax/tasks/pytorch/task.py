@@ -16,6 +16,7 @@ from fedax.files import regular
 from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES
 from fedax.tasks.losses import correct, cross_entropy
+from fedax.tasks.once import once
 from fedax.tasks.pytorch import archive, graph
 from fedax.tasks.pytorch.model import TorchModel, of_archive
 from fedax.tasks.task import Task
@@ -284,6 +285,7 @@ class _Losses:
             way_out = "cross_entropy is for outputs [b, C] with C > 1, binary_cross_entropy for [b], [b, 1] or [b, k]"
             raise ConfigError("loss", kind, f"the module's output is [{shown}]; {way_out}")
 
+    @once
     def _answer(self, params: Any, batch: Any, key: Any) -> Any:
         """The module's output, as the loss takes it: classes last, [b] in place of [b, 1], float32 or wider."""
         outputs = self.model.apply(params, tuple(batch[name] for name in self.inputs), key)
