@@ -40,13 +40,18 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def called(*args: Any) -> Any:
-        results = _results.get()
-        if results is None:
-            return function(*args)
-        leaves, form = jax.tree.flatten(args)
-        key = (function, form, *map(id, leaves))
-        if key not in results:
-            results[key] = leaves, function(*args)  # the leaves too: an id is free for another array when they are gone
-        return results[key][1]
+        return _result(function, args)
 
     return called
+
+
+def _result(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    # Not inside of ``once``: what is made there is pickled with all that it names, when a task travels.
+    results = _results.get()
+    if results is None:
+        return function(*args)
+    leaves, form = jax.tree.flatten(args)
+    key = (function, form, *map(id, leaves))
+    if key not in results:
+        results[key] = leaves, function(*args)  # the leaves too: an id is free for another array when they are gone
+    return results[key][1]
