@@ -12,6 +12,7 @@ import pytest
 
 from docs import study
 from fedax.experiments.study import faults, unsure
+from fedax.figures import encode
 
 SPEC = importlib.util.spec_from_file_location(
     "linear_speedup", Path(__file__).parents[1] / "benchmarks" / "linear_speedup.py"
@@ -125,9 +126,17 @@ def test_figures_are_there_and_can_be_drawn_again():
     assert drawn.legends[0].get_texts()[0].get_text() in study.load(name).parts[part].labels
 
 
+def test_figures_say_what_was_drawn():
+    """They are made smaller, which is about places and not about the numbers at their axes."""
+    drawn = study.figure(study.load("fednova"), "fednova", "figure-2-fixed")
+    said = re.findall(r"<text [^>]*>([^<]*)</text>", study.svg(drawn))
+    named = re.findall(r"<!-- (.*?) -->", encode(drawn, "svg").decode())  # what its outlines of letters stand for
+    assert {"0.001", "fednova"} <= set(said) <= set(named)
+
+
 def test_results_are_small():
     kept = [*study.HERE.glob("*"), *study.HERE.glob("figures/*"), *study.HERE.glob("*/results/*")]
-    assert sum(path.stat().st_size for path in kept if path.is_file()) < 4.1e6
+    assert sum(path.stat().st_size for path in kept if path.is_file()) < 4.0e6
 
 
 def test_every_part_has_a_place():
