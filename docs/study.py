@@ -75,7 +75,7 @@ def said(study: Study, name: str, part: str) -> str:
     if not found:
         return "nothing is claimed in pairs"
     if at.section.provisional:
-        return "none yet: to be tuned again"
+        return "none: tuned on too few rounds"
     least = studies.decisive(found)
     scope = f" {at.section.scope}" if at.section.scope else ""
     effect = "" if least is None else f"{studies.effect(least, studies.column_of(at, record))}: "
@@ -274,7 +274,7 @@ def main() -> None:
         except ConfigError as error:
             parser.error(f"--check: {error}")
         if known:
-            print("Parts that are to be tuned again, from which nothing follows yet:", *known, "", sep="\n")
+            print("Parts that were tuned on too few rounds, from which nothing follows:", *known, "", sep="\n")
         print("\n".join(broken) or f"No {'other ' if known else ''}choice breaks the rules.")
         raise SystemExit(bool(broken))
     for path, text in written().items():

@@ -268,7 +268,7 @@ def test_a_part_from_which_nothing_follows_is_not_a_fault(made, tmp_path):
     text = "".join(json.dumps(line) + "\n" for line in study.results.values())
     (tmp_path / "results" / "one.jsonl").write_text(text)
     assert faults(study, tmp_path) == ["one: chosen on 2 of 4 rounds (fedavg)."]
-    study.parts["one"].section.provisional = "to be tuned again."
+    study.parts["one"].section.provisional = "tuned on too few rounds."
     assert faults(study, tmp_path) == []
 
 
@@ -493,8 +493,8 @@ def test_a_conclusion_gives_the_effect_first_and_says_what_does_not_count():
     assert "Verdict, for a small network: does not hold. Pairs that say nothing of the methods: those with low" in text
     only = studies.conclusion(part_with(("a", "low"), unfair={"low": "its rate is too low"}), result)
     assert "No pair can be compared" in only and "cannot be told" in only  # and not that it holds
-    later = studies.conclusion(part_with(*pairs, provisional="to be tuned again."), result)
-    assert later.endswith("Nothing follows from it yet: to be tuned again.") and "Verdict" not in later
+    later = studies.conclusion(part_with(*pairs, provisional="tuned on too few rounds."), result)
+    assert later.endswith("Nothing follows from it: tuned on too few rounds.") and "Verdict" not in later
 
 
 def test_the_pair_that_decides_is_one_that_is_told_the_other_way():

@@ -60,7 +60,7 @@ class PartSection(Section):
     hold: dict[str, Table] = pydantic.Field(default={})  # method -> {c = "lr^-2"}: settings tied to tuned ones
     unfair: dict[str, str] = pydantic.Field(default={})  # method -> why pairs with it do not count
     scope: str = ""  # what the verdict is limited to, such as "for a network of 2,306 parameters"
-    provisional: str = ""  # why no conclusion is drawn from the part yet
+    provisional: str = ""  # why no conclusion is drawn from the part
 
 
 class StudySection(Section):

@@ -196,7 +196,7 @@ def conclusion(part: Part, record: Record) -> str:
         most = max((claim for claim in counted if not math.isnan(claim.gap)), key=lambda claim: claim.gap)
         text += "." if most is least_pair else f"; at most {effect(most, column)}."
     if part.section.provisional:
-        return f"{text} Nothing follows from it yet: {part.section.provisional}"
+        return f"{text} Nothing follows from it: {part.section.provisional}"
     scope = f", {part.section.scope}" if part.section.scope else ""
     text += f" Verdict{scope}: {verdict(counted)}"
     if len(counted) > 1:
