@@ -383,6 +383,7 @@ def test_an_unfinished_run_has_a_report(tmp_path):
 
 def test_a_run_that_diverges_at_once_has_a_report_and_plots(tmp_path):
     record = fake(tmp_path / "bad", {"plain": [[NAN]], "other": [[2.0, NAN]]})
+    assert [each.gone for each in series(summary.methods([record]), "train_loss")] == ["diverged", "diverged"]
     assert "diverged by round 0" in render([record])
     write_plots(record)
 
@@ -401,7 +402,7 @@ def test_plots_show_the_means_over_seeds_between_the_lowest_and_the_highest(reco
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     drawn = dict(zip(names, (line.get_xydata().tolist() for line in axes.lines), strict=False))
     assert drawn["plain"] == [[0, 2.0], [5, 0.5], [10, pytest.approx(0.2)]]
-    assert drawn["wild (diverged)"] == [[0, 2.0], [5, 7.0]]  # as far as all seeds came
+    assert drawn["wild (diverged with 1 of 2 seeds)"] == [[0, 2.0], [5, 7.0]]  # as far as all seeds came
     band = axes.collections[0].get_paths()[0].vertices
     assert {(10, 0.1), (10, 0.3)} <= {(x, round(y, 9)) for x, y in band.tolist()}
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("Rounds", "Train loss")

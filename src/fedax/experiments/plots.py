@@ -44,8 +44,15 @@ def series(methods: Sequence[Method], column: str, x: str = "rounds") -> list[Se
     for m in methods:
         values = m.values(column)
         place = np.mean([along(run.history, x)[: values.shape[1]] for run in m.runs], axis=0)
-        drawn.append(Series(m.label, place, values, GONE.get(m.status, "")))
+        drawn.append(Series(m.label, place, values, _gone(m)))
     return drawn
+
+
+def _gone(m: Method) -> str:
+    """Why a method's curve ends or may leave the picture, and with how many seeds if not with all."""
+    which = [run.status for run in m.runs].count(m.status)
+    seeds = f" with {which} of {len(m.runs)} seeds" if which < len(m.runs) else ""
+    return f"{GONE[m.status]}{seeds}" if m.status in GONE else ""
 
 
 def _save(figure: Drawing, record: Record, name: str) -> None:
