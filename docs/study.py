@@ -223,7 +223,7 @@ def figure(study: Study, name: str, part: str) -> Drawing | None:
 
 
 def svg(drawn: Drawing) -> str:
-    """A figure in half the bytes: its letters are text, which can be searched, too; and places have tenths of a point.
+    """A figure in half the bytes: its letters are text, which can be searched, and coordinates have tenths of a point.
 
     Verdana is as wide as the font that Matplotlib brings, where that is missing.
     """

@@ -50,9 +50,10 @@ def series(methods: Sequence[Method], column: str, x: str = "rounds") -> list[Se
 
 def _gone(m: Method) -> str:
     """Why a method's curve ends or may leave the picture, and with how many seeds if not with all."""
+    if m.status not in GONE:
+        return ""
     which = [run.status for run in m.runs].count(m.status)
-    seeds = f" with {which} of {len(m.runs)} seeds" if which < len(m.runs) else ""
-    return f"{GONE[m.status]}{seeds}" if m.status in GONE else ""
+    return GONE[m.status] + (f" with {which} of {len(m.runs)} seeds" if which < len(m.runs) else "")
 
 
 def _save(figure: Drawing, record: Record, name: str) -> None:
