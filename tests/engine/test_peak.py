@@ -131,4 +131,5 @@ def test_the_gradient_is_traced_once(accelerator):
 
 def test_on_a_cpu_nothing_is_traced_for_it(monkeypatch):
     monkeypatch.setattr(plan, "gradient_bytes", lambda *_: pytest.fail("it was"))
+    monkeypatch.setattr(plan.jax, "default_backend", lambda: "cpu")
     make_job(FEDAVG, TASK, DATA, rounds=1, batch_size=2)

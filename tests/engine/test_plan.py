@@ -30,6 +30,7 @@ def test_loops_are_graphs_where_a_gpu_would_wait_for_their_start(monkeypatch):
         place = fedax.Place(chunk_size=chunk_size)
         return make_job(fedax.create("fedavg"), TASK, DATA, rounds=2, place=place, **options).plan
 
+    monkeypatch.setattr(plans.jax, "default_backend", lambda: "cpu")
     assert not plan().graphs and loops({"plan": plan()}) == {}
     monkeypatch.setattr(plans.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(plans, "_STARTED", 3 * 2 * 4)  # clients side by side × batch × parameters

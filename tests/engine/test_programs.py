@@ -68,7 +68,7 @@ def test_many_tasks_leave_no_programs_behind(room, memory):
 
     room(4)  # less than a run's
     counts = [maps_after_another_task() for _ in range(4)]
-    assert counts[3] - counts[1] < 10, counts  # a run's programs have more than fifty
+    assert counts[3] - counts[1] < 25, counts  # a run's programs have more than fifty; a GPU's have added 14
 
 
 def test_the_compiler_gets_the_options_of_the_static_arguments():

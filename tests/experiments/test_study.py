@@ -522,6 +522,7 @@ def test_choices_by_test_data_or_by_seeds_that_count_are_found(made, tmp_path):
     lines = [*study.results.values(), {"key": "0" * 16, "label": "fedavg", "seed": 3}]
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "one.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "results" / "one.json").write_text(json.dumps({"config": {}, "about": {}}))
     assert faults(study, tmp_path) == [
         "one: fedavg, tuning: chosen by test_loss.",
         "one: fedavg, tuning: chosen with the seeds [3, 4], which count.",
@@ -560,6 +561,13 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     again = []
     assert carry_out(study, folder, watch=again.append)
     assert again == []
+    shared = folder / "results" / "one.json"
+    for damaged in (None, "{", "[]"):
+        text = shared.read_text()
+        shared.unlink() if damaged is None else shared.write_text(damaged)
+        with pytest.raises(DataError, match=r"one\.json: .* cannot be read .*delete one\.jsonl to run"):
+            carry_out(study, folder)
+        shared.write_text(text)
     part.row("fedavg")["label"] = "FedAvg"  # as another part calls it, with the same job
     assert faults(study, folder) == []
     path = folder / "results" / "one.jsonl"

@@ -16,16 +16,20 @@ def results_of(folder: Path) -> dict[str, Table]:
     """All lines of results of a study, by the key of their job.
 
     Raises:
-        DataError: a line that no study wrote.
+        DataError: a line that no study wrote, or a file of what the runs of a part share that is missing or damaged.
     """
     lines: dict[str, Table] = {}
     for path in sorted((folder / "results").glob("*.jsonl")):
+        has_runs = False
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
             try:
                 row = json.loads(line)
                 lines[row["key"]] = row
+                has_runs |= "seed" in row
             except (ValueError, LookupError, TypeError) as error:
                 raise DataError(f"{path}, line {number}: not as a study writes it ({error})") from error
+        if has_runs:
+            _read_shared(path.with_suffix(".json"))
     return lines
 
 
@@ -55,6 +59,17 @@ def keep(folder: Path, job: StudyJob) -> Table:
     text = json.dumps(finite(line), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     write_atomic(path, before + text.encode() + b"\n")
     return line
+
+
+def _read_shared(path: Path) -> Table:
+    """What :func:`_keep_shared` wrote."""
+    try:
+        shared: Table = json.loads(path.read_bytes())
+        return {"config": {**shared["config"]}, "about": {**shared["about"]}}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        way_out = f"bring it back, or delete {path.with_suffix('.jsonl').name} to run the part again"
+        raise DataError(f"{path}: what the runs of a part share cannot be read ({why}); {way_out}") from error
 
 
 def _keep_shared(folder: Path, part: str, record: Record) -> None:
@@ -119,5 +134,4 @@ def _shared(study: Study, part: Part, folder: Path) -> Table:
 
     same_problem = [each.name for each in study.parts.values() if problem(each) == problem(part)]
     paths = [folder / "results" / f"{name}.json" for name in (part.name, *same_problem)]
-    shared: Table = json.loads(next(path for path in paths if path.exists()).read_text(encoding="utf-8"))
-    return shared
+    return _read_shared(next((path for path in paths if path.exists()), paths[0]))
