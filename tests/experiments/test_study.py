@@ -261,6 +261,18 @@ def test_unequal_budgets_are_found(made, tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("beyond", "counted"), [([0.9, 0.8, 2.0], 8), ([2.0], None), ([0.9, 2.0], None)])
+def test_growth_counts_that_brought_one_of_the_two_best(made, beyond, counted):
+    """Twice as many runs are unequal budgets, unless what grew last was not chosen."""
+    study = made(PART + "tune = {again = 0}\n")
+    tuned(study, "fedavg", 1.5, 1.0)  # two seeds each; the larger rate is better, so the grid grows
+    tuned(study, "fedavg-m", 2.0, 1.0, 2.0, 2.0)
+    for score in beyond:
+        tuned(study, "fedavg", score)
+    expected = [] if counted is None else [f"one: {counted} runs chose for fedavg, 4 for fedavg-m."]
+    assert [text for text in studies.unsure(study, study.parts["one"]) if "runs chose" in text] == expected
+
+
 def test_a_part_from_which_nothing_follows_is_not_a_fault(made, tmp_path):
     study = made(PART + "tune = {rounds = 2, extend = 0, again = 0}\n")
     tuned(study, "fedavg", 1.0, 2.0)

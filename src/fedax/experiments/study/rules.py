@@ -120,13 +120,18 @@ def _unequal(study: Study, part: Part, origin: dict[str, Part], tuned: Sequence[
     planned, whole = dict[str, int](), dict[str, int]()
     for label in tuned:
         first: dict[str, int] = {}  # point -> number of seeds, without the second try of the two best
-        for job in study.choices(origin[label], label):
+        came: dict[str, int] = {}  # point -> the job that tried it first
+        for number, job in enumerate(study.choices(origin[label], label)):
             for row in study.results[job.key]["points"]:
-                first.setdefault(json.dumps(row["point"], sort_keys=True), len(row["seeds"]))
+                first.setdefault(at := json.dumps(row["point"], sort_keys=True), len(row["seeds"]))
+                came.setdefault(at, number)
         grid = grid_of(origin[label], label)  # as it was planned; where a setting follows lr each point is a job
         of_grid = [at for at in first if all(value in grid[name] for name, value in json.loads(at).items())]
         planned[label] = sum(first[at] for at in of_grid)
-        whole[label] = sum(first.values())
+        # Where a grid grew on without bringing one of the two best, the choice is the one without that growth.
+        two_best = [json.dumps(row["point"], sort_keys=True) for row in study.tried(origin[label], label)[:2]]
+        last = max(came[at] for at in two_best)
+        whole[label] = sum(first[at] for at in first if came[at] <= last)
     for numbers, limit, suffix in ((planned, 1, ", before grids grew"), (whole, MORE, "")):
         if max(numbers.values()) > limit * min(numbers.values()):
             most, fewest = max(numbers, key=numbers.__getitem__), min(numbers, key=numbers.__getitem__)
