@@ -4,6 +4,7 @@ import functools
 import gc
 import pathlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -68,7 +69,8 @@ def test_many_tasks_leave_no_programs_behind(room, memory):
 
     room(4)  # less than a run's
     counts = [maps_after_another_task() for _ in range(4)]
-    assert counts[3] - counts[1] < 25, counts  # a run's programs have more than fifty; a GPU's have added 14
+    few = 10 if jax.default_backend() == "cpu" else 25  # a run's programs have more than fifty; on a GPU 14 were added
+    assert counts[3] - counts[1] < few, counts
 
 
 def test_the_compiler_gets_the_options_of_the_static_arguments():
