@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedax.data.federated import FederatedData
+from fedax.data.portable import exp, log, normal, orthonormal, product
 from fedax.errors import ConfigError, DataError, complete
 from fedax.numbers import check_count, check_number, check_room
 
@@ -75,12 +76,14 @@ def _draw_quadratics(
     check_number("L", L, mu)
     check_number("spread", spread, 0)
     generator = np.random.default_rng(check_count("seed", seed, 0))
-    Q, R = np.linalg.qr(generator.standard_normal((N, d, d)))
-    # QR leaves the signs of the columns to the library; with R's positive diagonal Q is uniform.
-    Q = Q * np.sign(np.diagonal(R, axis1=1, axis2=2))[:, None, :]
-    eigenvalues = np.exp(generator.uniform(np.log(mu), np.log(L), (N, d)))
-    H = (Q * eigenvalues[:, None, :]) @ Q.transpose(0, 2, 1)
-    return (H + H.transpose(0, 2, 1)) / 2, spread * generator.standard_normal((N, d))
+    Q = orthonormal(normal(generator, (N, d, d)))
+    low, high = log(mu), log(L)
+    eigenvalues = exp(low + (high - low) * generator.random((N, d)))
+    H = np.zeros((N, d, d))
+    for k in range(d):
+        column = np.sqrt(eigenvalues[:, k, None]) * Q[:, :, k]
+        H += column[:, :, None] * column[:, None, :]
+    return H, spread * normal(generator, (N, d))
 
 
 def _check_quadratics(H: np.ndarray, e: np.ndarray) -> None:
@@ -128,14 +131,14 @@ def synthetic(alpha: float, beta: float, clients: int = 30, seed: int = 0) -> tu
     check_room(250_000 * check_count("clients", clients), clients=clients)  # some 450 examples each, twice
     generator = np.random.default_rng(check_count("seed", seed, 0))
     features, classes = 60, 10
-    std = np.arange(1, features + 1) ** -0.6
+    std = exp(-0.6 * log(np.arange(1.0, features + 1)))
     train, test = [], []
     for _ in range(clients):
-        n = int(generator.lognormal(4, 2)) + 50
-        u, B = alpha * generator.standard_normal(), beta * generator.standard_normal()
-        W, b = generator.normal(u, 1, (features, classes)), generator.normal(u, 1, classes)
-        x = generator.normal(B, 1, features) + std * generator.standard_normal((n, features))
-        y = np.argmax(x @ W + b, axis=1)
+        n = int(exp(4 + 2 * normal(generator))) + 50
+        u, B = alpha * normal(generator), beta * normal(generator)
+        W, b = u + normal(generator, (features, classes)), u + normal(generator, classes)
+        x = B + normal(generator, features) + std * normal(generator, (n, features))
+        y = np.argmax(product(x, W.T).T + b, axis=1)
         cut = int(0.9 * n)
         train.append({"x": x[:cut].astype(np.float32), "y": y[:cut].astype(np.int32)})
         test.append({"x": x[cut:].astype(np.float32), "y": y[cut:].astype(np.int32)})
@@ -187,9 +190,9 @@ def sparse_regression(
     check_number("noise", noise, 0)
     generator = np.random.default_rng(check_count("seed", seed, 0))
     common = np.where(np.arange(features) < support, generator.choice([-1.0, 1.0], features), 0.0)
-    models = common + spread * generator.standard_normal((clients, features))
-    x = generator.standard_normal((clients, examples, features))
-    y = np.einsum("nij,nj->ni", x, models) + noise * generator.standard_normal((clients, examples))
+    models = common + spread * normal(generator, (clients, features))
+    x = normal(generator, (clients, examples, features))
+    y = product(x, models) + noise * normal(generator, (clients, examples))
     pooled = {"x": x.reshape(-1, features).astype(np.float32), "y": y.reshape(-1).astype(np.float32)}
     return FederatedData(pooled, np.full(clients, examples))
 
@@ -225,5 +228,5 @@ def linear_regression(features: np.ndarray, seed: int = 0) -> tuple[np.ndarray, 
     if not np.isfinite(x).all():
         raise DataError(f"features: example {np.argwhere(~np.isfinite(x))[0][0]} is not finite; clean the data first")
     generator = np.random.default_rng(check_count("seed", seed, 0))
-    w, b = generator.standard_normal(x.shape[1:]), float(generator.standard_normal())
-    return (x @ w + b).astype(x.dtype), w, b
+    w, b = normal(generator, x.shape[1:]), float(normal(generator))
+    return (product(x, w) + b).astype(x.dtype), w, b

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedax.data.portable import exp, log, normal
 from fedax.errors import ConfigError, DataError, complete, unknown
 from fedax.numbers import check_count, check_number, check_room
 
@@ -315,7 +316,7 @@ def by_size(n: int, sizes: Sequence[int] | np.ndarray, seed: int = 0) -> list[np
 _LAWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "linear": lambda i: i,
     "square": np.square,
-    "exponential": lambda i: np.exp(i - i[-1]),
+    "exponential": lambda i: exp(i - i[-1]),
 }
 
 
@@ -378,7 +379,7 @@ def by_value(values: np.ndarray, clients: int, strictness: float = 1.0, seed: in
     check_number("strictness", strictness, 0, 1)
     numbers = given.astype(np.float64)
     z = (numbers - numbers.mean()) / (numbers.std() or 1.0)
-    mixed = strictness * z + (1 - strictness) * _generator(seed).normal(size=len(z))
+    mixed = strictness * z + (1 - strictness) * normal(_generator(seed), len(z))
     return _sorted(np.array_split(np.argsort(mixed, kind="stable"), clients))
 
 
@@ -424,7 +425,7 @@ def power_law(n: int, clients: int, exponent: float = 1.0, min_size: int = 10, s
     _check_clients(clients, n)
     _check_min_size(min_size, clients, n)
     check_number("exponent", exponent, 0)
-    return _by_shares(n, np.arange(1.0, clients + 1) ** -exponent, min_size, seed)
+    return _by_shares(n, exp(-exponent * log(np.arange(1.0, clients + 1))), min_size, seed)
 
 
 def _by_shares(n: int, shares: np.ndarray, min_size: int, seed: int) -> list[np.ndarray]:

@@ -16,6 +16,7 @@ import numpy as np
 from fedax.data.cells import LARGE, Cells, as_pandas, cells, few, series, shown
 from fedax.data.doubts import Doubts, doubts_of
 from fedax.data.formats import parse_json
+from fedax.data.portable import sin_cos
 from fedax.errors import DataError
 from fedax.files import regular
 
@@ -346,8 +347,7 @@ def _fill(out: np.ndarray, read: Cells, column: Column) -> None:
         most = float(np.finfo(np.float32).max)
         out[:, 0] = np.clip((filled - column.mean) / column.scale, -most, most)
         if column.kind == "date":
-            angle = 2 * np.pi * (filled / _YEAR)
-            out[:, 1], out[:, 2] = np.sin(angle), np.cos(angle)
+            out[:, 1], out[:, 2] = sin_cos(filled / _YEAR)
     else:
         missing = read.missing
     if column.kind == "category":

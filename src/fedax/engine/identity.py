@@ -32,6 +32,7 @@ from fedax.federation.census import Census
 from fedax.metrics import Metric
 from fedax.tasks.factory import made_with
 from fedax.tasks.task import Task
+from fedax.tasks.trainable import Partial
 from fedax.wire.compressed import Compressed
 
 FILES = "files"  # the entry that tells sizes and times of memory-mapped files
@@ -65,11 +66,13 @@ def identity(
         x: the initial model.
         round_program: :func:`digest` of a round.
     """
+    # What a task draws is the same on every machine but for last bits: the program that draws it tells it.
+    drawn = not task.frozen or (isinstance(task, Partial) and task.drawn)
     texts = {
         "data": f"{census.num_clients} clients, {int(census.sizes.sum())} examples",
         "sizes and weights": f"{_hashed(census.sizes)} {_hashed(census.weights)}",
         "model": f"{jax.tree.map(lambda leaf: f'{leaf.dtype}{list(leaf.shape)}', x.tree)}",
-        "params": "task.init" if options.params is None and not task.frozen else _hashed(*jax.tree.leaves(x.tree)),
+        "params": "task.init" if options.params is None and drawn else _hashed(*jax.tree.leaves(x.tree)),
         "batch_size": str(plan.batch_size),
         "seed": str(options.seed),
         "task": _task(task),
@@ -78,7 +81,7 @@ def identity(
     texts |= {f"task.metrics[{name!r}]": _without_addresses(repr(each)) for name, each in task.whole_metrics.items()}
     if frozen := jax.tree_util.tree_leaves_with_path(task.frozen):
         names = ", ".join(jax.tree_util.keystr(at) for at, _ in frozen)
-        texts["frozen"] = f"{names} {_hashed(*(leaf for _, leaf in frozen))}"
+        texts["frozen"] = f"{names} {'of task.init' if drawn else _hashed(*(leaf for _, leaf in frozen))}"
     texts |= {f"client {name}": text for name, text in zip(census.names, census.digests, strict=False)}
     trees = {"data": None if data is None else data.examples, **held}
     texts |= contents(trees)
@@ -237,14 +240,22 @@ def _task_programs(task: Task, params: Tree, examples: Tree) -> dict[str, str]:
     at = (structure, jax.default_matmul_precision.value, *((leaf.shape, leaf.dtype) for leaf in leaves))
     if at not in known:
         key = jax.eval_shape(lambda: jax.random.key(0))
-        losses = lambda tree, batch, key: (task.loss(tree, batch, key), task.loss(tree, batch, None))  # noqa: E731
         traced = {"task.init": jax.make_jaxpr(task.init)(key)}
-        traced["task.loss"] = jax.make_jaxpr(losses)(params, examples, key)
+
+        def trace(function: Callable[..., Unknown], *arguments: Unknown) -> ClosedJaxpr:
+            """With what is frozen as an argument: its numbers stand elsewhere."""
+            program = lambda frozen, *given: function(task.bound(frozen), *given)  # noqa: E731
+            return jax.make_jaxpr(program)(task.frozen, params, examples, *arguments)
+
+        def losses(bound: Task, tree: Tree, batch: Tree, key: Array) -> tuple[Array, Array]:
+            return bound.loss(tree, batch, key), bound.loss(tree, batch, None)
+
+        traced["task.loss"] = trace(losses, key)
         for name, metric in task.metrics.items():
             if not isinstance(metric, Metric):
-                traced[f"task.metrics[{name!r}]"] = jax.make_jaxpr(metric)(params, examples)
+                traced[f"task.metrics[{name!r}]"] = trace(lambda bound, *given: bound.metrics[name](*given))  # noqa: B023
         if task.whole_metrics and task.outputs is not None:
-            traced["task.outputs"] = jax.make_jaxpr(task.outputs)(params, examples)
+            traced["task.outputs"] = trace(lambda bound, *given: bound.outputs(*given))
         known[at] = {f"{_PROGRAM}{name}": digest(program) for name, program in traced.items()}
     return known[at]
 

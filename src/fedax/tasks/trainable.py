@@ -65,13 +65,15 @@ class LoRA:
 class Partial(Task):
     """A task of which a part is learned, as :func:`partial` makes it.
 
-    Its parameters are a dictionary, name -> leaf, of what is learned; ``whole_of(params)`` is the model.
+    Its parameters are a dictionary, name -> leaf, of what is learned; ``whole_of(params)`` is the model. ``drawn`` says
+    that the frozen values are those of the task's own initial model.
     """
 
     given: Task = None  # type: ignore[assignment]  # the fields before it have defaults
     kept: Any = ()
     joined: Callable[[Params, Any], Params] = lambda learned, frozen: learned
     rule: Any = None
+    drawn: bool = False
 
     @property
     def frozen(self) -> Any:
@@ -82,7 +84,7 @@ class Partial(Task):
         return self.given
 
     def with_metrics(self, **metrics: Any) -> Task:
-        return _made(self.given.with_metrics(**metrics), self.init, self.kept, self.joined, self.rule)
+        return _made(self.given.with_metrics(**metrics), self.init, self.kept, self.joined, self.rule, self.drawn)
 
     def bound(self, frozen: Any) -> Task:
         return _functions(self.given, self.init, lambda learned: self.joined(learned, frozen))
@@ -122,7 +124,7 @@ def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params
     return Task(init, loss, metrics, task.check, task.name, answers, task.kind)
 
 
-def _made(task: Task, init: Any, frozen: Any, joined: Any, rule: Any) -> Partial:
+def _made(task: Task, init: Any, frozen: Any, joined: Any, rule: Any, drawn: bool = False) -> Partial:
     functions = _functions(task, init, lambda learned: joined(learned, frozen))
     return Partial(
         functions.init,
@@ -136,6 +138,7 @@ def _made(task: Task, init: Any, frozen: Any, joined: Any, rule: Any) -> Partial
         frozen,
         joined,
         rule,
+        drawn,
     )
 
 
@@ -211,7 +214,7 @@ def _partial(task: Task, rule: Any, params: Params) -> Partial:
             leaves[name] = (leaves[name] + change).astype(leaves[name].dtype)
         return jax.tree.unflatten(structure, [leaves[name] for name in names])
 
-    return _made(task, init, frozen, joined, rule)
+    return _made(task, init, frozen, joined, rule, drawn=params is None)
 
 
 def _chooser(rule: Any) -> Callable[[str, Any], bool]:
