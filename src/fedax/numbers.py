@@ -112,11 +112,12 @@ def misfit(array: np.ndarray, kind: Any) -> tuple[int, ...] | None:
         ((1,), (0, 0))
     """
     kind = np.dtype(kind)
-    if array.dtype == kind or array.dtype.kind not in "iuf" or not array.size:
+    if array.dtype == kind or array.dtype.kind not in "iufc" or not array.size:
         return None
-    low, high = (jnp.iinfo(kind).min, jnp.iinfo(kind).max) if kind.kind in "iu" else (-largest(kind), largest(kind))
-    with np.errstate(invalid="ignore"):
-        bad = np.isfinite(array) & ((array < low) | (array > high))
+    low = float(jnp.iinfo(kind).min) if kind.kind in "iu" else -largest(kind)
+    bad = np.zeros(array.shape, bool)
+    for part in (array.real, array.imag) if array.dtype.kind == "c" else (array,):
+        bad |= np.isfinite(part) & ((part < low) | (part > largest(kind)))
     return tuple(np.argwhere(bad)[0].tolist()) if bad.any() else None
 
 

@@ -58,7 +58,10 @@ def no_column(field: str, name: str, names: Sequence[str]) -> DataError:
 
 def shown(name: Any) -> str:
     """A name or text of a table as a part of a message."""
-    text = repr(name)
+    try:
+        text = repr(name)
+    except ValueError:  # a whole number of more than 4300 digits
+        text = hex(name)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
@@ -214,7 +217,7 @@ def number(value: Any) -> float:
     try:
         parsed = float(value)
     except OverflowError:  # a whole number of more than 308 digits
-        return math.copysign(LARGE, value)
+        return LARGE if value > 0 else -LARGE
     except (ValueError, ArithmeticError):
         return math.nan
     if math.isnan(parsed) or (math.isinf(parsed) and value == parsed):
@@ -230,7 +233,7 @@ def _plain(text: str) -> bool:
 def _text(number: Any) -> str:
     """A number as the text of a category, the same whether its column is read as whole numbers or as floats."""
     if isinstance(number, int | np.integer):
-        return str(number)
+        return str(number) if abs(number) < 10**_LONG else hex(number)  # Python writes 4300 digits at most
     value = float(number)
     return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
 

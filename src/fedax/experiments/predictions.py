@@ -91,16 +91,13 @@ def predict_file(
         if model.transform is None:
             raise DataError(f"{source}: the model was trained on arrays and not on a table; give an .npy file")
         table = read_table(source, decimal, encoding, tuple(model.transform.dropped))
-        doubts = model.doubts(table)
-        if strict:
-            try:
-                refuse(doubts)
-            except DataError as error:
-                raise DataError(f"{source}: {error}") from None
         unused_columns = {name: table[name].to_numpy() for name in table.columns if name in model.transform.dropped}
         label = model.transform.label
         labelled = label is not None and label.name in table.columns and not table[label.name].isna().any()
         try:
+            doubts = model.doubts(table)
+            if strict:
+                refuse(doubts)
             batch = model.transform(table) if labelled else {"x": model.transform.apply(table)}
         except DataError as error:
             raise DataError(f"{source}: {error}") from None
