@@ -64,7 +64,16 @@ class CodeError(ConfigError):
 
 
 class DataError(FedaxError, ValueError):
-    """Examples, sizes, weights or files that cannot be used; the message names which and where."""
+    """Examples, sizes, weights or files that cannot be used; the message names which and where.
+
+    Example:
+        >>> raise DataError(f"there is no column 'a{chr(27)}[2J'")  # control characters of files are spelled out
+        Traceback (most recent call last):
+        fedax.errors.DataError: there is no column 'a\\x1b[2J'
+    """
+
+    def __init__(self, text: str):
+        super().__init__(one_line(text, 5000))
 
 
 class ExampleError(DataError):
@@ -119,7 +128,7 @@ class BadClientWarning(UserWarning):
 
 
 class DoubtfulWarning(UserWarning):
-    """Predictions for rows with cells that the model's training had nothing like."""
+    """Data that may be damaged: cells of a file that span lines, or cells of new rows unlike any in training."""
 
 
 class TrackingWarning(UserWarning):
@@ -141,8 +150,18 @@ def one_line(text: str, most: int) -> str:
         >>> one_line("a\\nb" + "c" * 100, 6)
         'a\\\\nbcc…'
     """
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:most])
+    shown = printable(text[:most])
     return shown if len(text) <= most and len(shown) <= most else f"{shown[:most]}…"
+
+
+def printable(text: str) -> str:
+    """A text without control characters, which a terminal would obey: they are written as Python does.
+
+    Example:
+        >>> print(printable(f"ward{chr(27)}[2J"))
+        ward\\x1b[2J
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def unknown(field: str, name: str, choices: Iterable[str]) -> ConfigError:

@@ -6,10 +6,11 @@ import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.schedule import Schedule, Stepwise
-from fedax.errors import ConfigError
+from fedax.errors import ConfigError, DataError
 
 MOST = (
     10**9 - 1
@@ -99,6 +100,62 @@ def has_truth_values(given: Any) -> bool:
     if isinstance(given, list | tuple):
         return any(map(has_truth_values, given))
     return isinstance(given, bool | np.bool_) or getattr(given, "dtype", None) == np.dtype(bool)
+
+
+def misfit(array: np.ndarray, kind: Any) -> tuple[int, ...] | None:
+    """The place of the first number that a dtype would turn into an infinity or another whole number; ``None``: none.
+
+    Rounding is no misfit, nor is a number so small that it becomes 0.
+
+    Example:
+        >>> misfit(np.array([1.5, 1e39]), np.float32), misfit(np.array([[2**40]]), np.int32)
+        ((1,), (0, 0))
+    """
+    kind = np.dtype(kind)
+    if array.dtype == kind or array.dtype.kind not in "iufc" or not array.size:
+        return None
+    low = float(jnp.iinfo(kind).min) if kind.kind in "iu" else -largest(kind)
+    bad = np.zeros(array.shape, bool)
+    for part in (array.real, array.imag) if array.dtype.kind == "c" else (array,):
+        bad |= np.isfinite(part) & ((part < low) | (part > largest(kind)))
+    return tuple(np.argwhere(bad)[0].tolist()) if bad.any() else None
+
+
+def largest(kind: Any) -> float:
+    """The largest number of a dtype.
+
+    Example:
+        >>> f"{largest(np.float32):.2g}", largest(np.int32)
+        ('3.4e+38', 2147483647.0)
+    """
+    kind = np.dtype(kind)
+    return float(jnp.iinfo(kind).max if kind.kind in "iu" else jnp.finfo(kind).max)
+
+
+def narrowed(array: np.ndarray, kind: Any, where: str) -> np.ndarray:
+    """The array as another dtype, rounded.
+
+    Raises:
+        DataError: a number is not finite, or beyond the dtype; its index follows ``where`` in the message.
+
+    Example:
+        >>> narrowed(np.array([1.5, 1e39]), np.float32, "x: example")
+        Traceback (most recent call last):
+        fedax.errors.DataError: x: example 1 has 1e+39, beyond float32 (3.4e+38); correct it, or ...
+    """
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        at = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+        raise DataError(f"{where} {at[0]} has {array[at]}; numbers have to be finite")
+    if (place := misfit(array, kind)) is not None:
+        raise DataError(f"{where} {place[0]} has {array[place]}, {beyond(kind)}")
+    return array.astype(kind, copy=False)
+
+
+def beyond(kind: Any) -> str:
+    """What is wrong with a number that is a :func:`misfit`, and the way out."""
+    whole = np.dtype(kind).kind in "iu"
+    way_out = "give it a smaller number, from 0 on" if whole else "correct it, or divide all by a power of ten"
+    return f"beyond {np.dtype(kind)} ({largest(kind):.2g}); {way_out}"
 
 
 def check_room(size: int, /, **asked: int) -> None:

@@ -169,7 +169,9 @@ class _TerminalBar:
         self.begin, self.end = self.bar.start, self.bar.stop
 
     def at(self, name: str, done: int, figures: str, line: str) -> None:
-        self.bar.update(self.task, completed=done, description=name, figures=figures)
+        from fedax.errors import UNSEEN
+
+        self.bar.update(self.task, completed=done, description=name.translate(UNSEEN), figures=figures)
 
     def tell(self, text: str, warning: str, done: int) -> None:
         _print(self.console, text, warning)
@@ -237,7 +239,9 @@ class _NotebookCell:
 def _print(console: "Console", text: str, warning: str = "") -> None:
     from rich.text import Text
 
-    console.print(Text.assemble(text, (warning, "red")), soft_wrap=True)
+    from fedax.errors import UNSEEN
+
+    console.print(Text.assemble(text.translate(UNSEEN), (warning, "red")), soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -136,7 +136,7 @@ def test_far_is_twice_what_training_reaches(scale):
     (column,) = transform.columns
     assert (column.low, column.high) == pytest.approx((30, 130))
     doubts = transform.doubts(pandas.DataFrame({"v": [29.9, 30.1, 129.9, 130.1, np.inf, 1e300]}))
-    assert found_in(doubts) == {("v", "far"): [0, 3], ("v", "missing"): [4, 5]}
+    assert found_in(doubts) == {("v", "far"): [0, 3, 5], ("v", "missing"): [4]}
     assert data.Transform.from_json(transform.to_json()) == transform
 
 
@@ -212,3 +212,56 @@ def test_the_command(model, tmp_path, monkeypatch):
     np.save("x.npy", np.zeros((2, 9), np.float32))
     result = run("x.npy", "--out", "r.csv", "--strict")
     assert result.exit_code == 2 and "strict" in result.output
+
+
+ESC = chr(27)
+
+
+def test_names_with_control_characters(tmp_path, monkeypatch):
+    """Neither the file nor the screen has them: of columns, classes, and the label."""
+    monkeypatch.chdir(tmp_path)
+    ages, more = f"age{ESC}[2J", f"=more{ESC}[31m"
+    table = TABLES["north"].rename(columns={"age": ages, "id": more})
+    table["ill"] = table["ill"].map({"no": "=no", "yes": f"yes{ESC}]0;a\x07"})
+    trained = data.from_frames({"a": table}, label="ill")
+    run = fedax.simulate(
+        fedax.create("fedavg", lr=0.1), fedax.tasks.softmax_regression(10, classes=2), trained, rounds=1
+    )
+    run.save("m.safetensors")
+    table.assign(**{ages: "old"}).to_csv("new.csv", index=False)
+    result = typer_testing.CliRunner().invoke(app, ["predict", "m.safetensors", "new.csv", "--out", "p.csv"])
+    assert result.exit_code == 0 and "age\\x1b[2J: 60 cannot be read" in result.output
+    written = (tmp_path / "p.csv").read_text()
+    assert ESC not in written + result.output and "\x07" not in written + result.output
+    predicted = pandas.read_csv("p.csv")
+    assert [*predicted.columns] == [
+        "'=more\\x1b[31m", "prediction", "p =no", "p yes\\x1b]0;a\\x07", "doubts",
+    ]  # fmt: skip
+    assert {*predicted["prediction"]} <= {"'=no", "yes\\x1b]0;a\\x07"}
+    assert predicted["'=more\\x1b[31m"].tolist() == table[more].tolist()  # cells are copied as they are
+
+
+def test_a_column_that_is_called_as_a_prediction(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = TABLES["north"].rename(columns={"id": "prediction"})
+    trained = data.from_frames({"a": table}, label="ill")
+    task = fedax.tasks.softmax_regression(trained.examples["x"].shape[1], classes=2)
+    fedax.simulate(fedax.create("fedavg", lr=0.1), task, trained, rounds=1).save("m.safetensors")
+    table.to_csv("new.csv", index=False)
+    result = typer_testing.CliRunner().invoke(app, ["predict", "m.safetensors", "new.csv", "--out", "p.csv"])
+    assert result.exit_code == 2 and "'prediction'" in result.output and not (tmp_path / "p.csv").exists()
+
+
+def test_numbers_beyond_float32_are_refused(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model.save("m.safetensors")
+    bad = NEW.assign(crp=["1", "2", "1e39", "", "3", "4", "5", "6"])
+    bad.to_csv("new.csv", index=False)
+    result = typer_testing.CliRunner().invoke(app, ["predict", "m.safetensors", "new.csv", "--out", "p.csv"])
+    assert result.exit_code == 2 and not (tmp_path / "p.csv").exists()
+    assert "new.csv: column 'crp' has 1 number beyond float32" in " ".join(result.output.split())
+    with pytest.warns(DoubtfulWarning), pytest.raises(DataError, match=r"row 2 is '1e39'"):
+        model.predict(bad)
+    width = len(model.transform.features)
+    with pytest.raises(DataError, match=r"x: example 1 has 1e\+39, beyond float32"):
+        model.predict(np.array([[0.0] * width, [1e39] * width]))

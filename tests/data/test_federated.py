@@ -1,5 +1,6 @@
 """FederatedData: what the clients hold, and what it refuses."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -134,3 +135,27 @@ def test_what_cannot_be_saved_or_opened(tmp_path):
     (tmp_path / "good" / "sizes.npy").unlink()
     with pytest.raises(DataError, match=r"sizes\.npy"):
         fedax.FederatedData.open(tmp_path / "good")
+
+
+def test_numbers_that_jax_would_change():
+    """It computes in 32 bits: 1e39 would be an infinity, and 2^40 would be 0."""
+    x, y = np.ones((4, 2)), np.zeros(4)
+    x[2, 1], y[3] = 1e39, -1e40
+    for examples, message in (
+        ({"x": x, "y": np.zeros(4)}, r"client 1, examples\['x'\], column 1, row 0 is 1e\+39, beyond float32"),
+        ({"x": np.ones((4, 2)), "y": y}, r"client 1, examples\['y'\], row 1 is -1e\+40, beyond float32"),
+        ({"y": np.array([0, 2**40, 0, 0])}, r"client 0, examples\['y'\], row 1 is 1099511627776, beyond int32"),
+        ({"y": np.array([0, 2**32, 0, 0], np.uint64)}, "beyond uint32"),
+        ({"y": np.full(4, 1e-50)}, "all numbers are below .* float32 has them as 0"),
+    ):
+        with pytest.raises(DataError, match=message):
+            data.FederatedData(examples, sizes=[2, 2])
+        halves = [
+            {name: part[:2] for name, part in examples.items()},
+            {name: part[2:] for name, part in examples.items()},
+        ]
+        with pytest.raises(DataError, match=message):
+            data.FederatedData.from_clients(halves)
+        with jax.enable_x64(True):
+            data.FederatedData(examples, sizes=[2, 2])
+    data.FederatedData({"y": np.array([1e-50, 1.0])}, sizes=[2])

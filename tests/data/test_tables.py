@@ -1,6 +1,7 @@
 """Readers of clients' own tables and pictures: their results, and one clear error for each bad file."""
 
 import datetime
+import gzip
 import io
 import json
 import os
@@ -14,7 +15,7 @@ from fedax import data
 from fedax.data import hdf5
 from fedax.data import tables as tables_
 from fedax.data.hdf5_reading import read
-from fedax.errors import ConfigError, DataError
+from fedax.errors import ConfigError, DataError, DoubtfulWarning
 from fedax.experiments import build, override
 from fedax.experiments.defaults import comparison, usual_task
 from fedax.federation.census import Census
@@ -78,7 +79,7 @@ def test_decimal_commas_and_other_encodings(files):
     federated = data.from_csv("hospitals/a.csv", label="y", decimal=",", encoding="latin-1", task="regression")
     assert federated.transform.features[0] == "größe" and federated.examples["y"][:4].tolist() == [0.5, 1.5, 2.0, 1.25]
     assert federated.transform.columns[0].mean == pytest.approx((1.5 + 2.5 + 3 + 80) / 23)
-    with pytest.raises(DataError, match=r"a.csv: not text in utf-8-sig .*encoding='latin-1'"):
+    with pytest.raises(DataError, match=r"a.csv: not text in utf-8 .*encoding='latin-1'"):
         data.from_csv("hospitals/a.csv", label="y")
 
 
@@ -91,8 +92,8 @@ def test_decimal_commas_and_other_encodings(files):
         ("age,ward,ill\n", {"label": "ill"}, "south.csv: it has no rows"),
         ("age,age,ill\n1,2,0\n", {"label": "ill"}, "two columns are called 'age'"),
         ("age,,ill\n1,2,0\n", {"label": "ill"}, "column 2 has no name"),
-        ("age,ill\n1,2,3\n1,2\n", {"label": "ill"}, "south.csv: cannot be read as CSV"),
-        ("age,ill\n1,0\n1,2,3\n", {"label": "ill"}, "south.csv: cannot be read as CSV .*line 3"),
+        ("age,ill\n1,2,3\n1,2\n", {"label": "ill"}, "south.csv: line 2 has 3 cells"),
+        ("age,ill\n1,0\n1,2,3\n", {"label": "ill"}, "south.csv: line 3 has 3 cells"),
         ("age,ward,ill\n1,A,no\n2,B,\n", {"label": "ill"}, "south: label 'ill' is missing in 1 of 2 rows, first .* 1"),
         ("age,ward,ill\n1,A,\n2,B,\n", {"label": "ill"}, "south: label 'ill' is missing in all 2 rows"),
         ("age,ill\n1,0\n", {"label": "ill"}, "has no column 'ward', which"),
@@ -428,3 +429,104 @@ def test_an_extra_that_is_missing_is_named(tmp_path, monkeypatch):
     ):
         with pytest.raises(DataError, match=line):
             call()
+
+
+# ---- damaged files, and numbers that float32 cannot hold
+
+ROWS = [f"{20 + i},{0.1 * i:.1f},{'AB'[i % 2]},{('no', 'yes')[i % 3 == 0]}" for i in range(40)]
+
+
+def damaged(at=None, line="", rows=ROWS, head="age,crp,ward,ill"):
+    """A good file with the line of row ``at`` replaced."""
+    return "\n".join([head, *(line if i == at else row for i, row in enumerate(rows))]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (damaged(4, "24,1e39,A,no"), r"a: column 'crp' has 1 number beyond float32 .*row 4 is 1e\+39; correct it"),
+        (damaged(4, "24,-1e300,A,no"), r"row 4 is -1e\+300"),
+        (damaged(4, "24,1e400,A,no"), "row 4 is '1e400'"),
+        (damaged(4, f"24,{'9' * 400},A,no"), "row 4 is '9999"),
+        (damaged(4, '24,0.4,"A,no'), "a.csv: line 6: a quote is not closed"),
+        (damaged(39, '24,0.4,"A,no'), "a.csv: line 41: a quote is not closed"),
+        (damaged(head='age,"crp,ward,ill'), "a.csv: line 1: a quote is not closed"),
+        (damaged(head='age,"crp\n2",ward,ill'), "a.csv: line 1: .*in one line"),
+        (damaged(4, "24,0.4,A,no,1"), "a.csv: line 6 has 5 of 4 cells; give each line as many"),
+        (damaged()[:-5], "a.csv: line 41 has 3 of 4 cells, .*is the file cut off"),
+        (damaged(4, "24,0.4,A\0,no"), "a.csv: line 6 has a character 0"),
+        (damaged(4, "age,crp,ward,ill"), "a.csv: line 6 has the names of columns once more"),
+        (damaged(4, f'24,0.4,"{"A" * 200_000}",no'), "a.csv: line 6 has a cell of more than"),
+        (gzip.compress(damaged().encode(), mtime=0)[:99], "a.csv: it is packed by gzip"),
+        (damaged().encode("utf-16"), "a.csv: it is text in UTF-16; give encoding='utf-16'"),
+        (b"PK\x03\x04\x14\0", "a.csv: it is a ZIP archive or an Excel workbook"),
+    ],
+)
+def test_damage_is_named(files, content, message):
+    files(a=content)
+    with pytest.raises(DataError, match=message):
+        data.from_csv("hospitals/a.csv", label="ill")
+
+
+def test_lines_with_fewer_cells_are_noted(files):
+    """Excel leaves empty cells at the end of lines out."""
+    head, rows = "age,ill,ward,crp", [f"{20 + i},{'no' if i % 3 else 'yes'},A,0.{i}" for i in range(9)]
+    rows[2], rows[5] = "22,no,A", "25,no"
+    files(a="\n".join([head, *rows]) + "\n")
+    with pytest.warns(DoubtfulWarning, match="a.csv: line 4 has 3 of 4 cells, as have 2 lines"):
+        read = data.from_csv("hospitals", label="ill")
+    assert read.num_examples == 9 and [each.name for each in read.transform.columns if each.missing] == ["crp"]
+
+
+def test_what_is_no_damage(files):
+    files(a="\n" + damaged().replace("\n", ",\n\n").replace("ill,", "ill"), b=damaged().encode("utf-16"))
+    assert data.from_csv("hospitals/a.csv", label="ill").num_examples == 40
+    assert data.from_csv("hospitals/b.csv", label="ill", encoding="utf-16").num_examples == 40
+    files(a=damaged(4, "24,inf,A,no"), b=damaged(4, "24,,A,no"))
+    infinite, empty = (data.from_csv(f"hospitals/{name}.csv", label="ill") for name in "ab")
+    assert np.array_equal(infinite.examples["x"], empty.examples["x"])  # infinities count as missing
+
+
+def test_a_cell_that_spans_lines_is_noted(files):
+    files(a=damaged(4, '24,0.4,"A,no').replace("30,1.0,A,no", '30,1.0,A",no'))
+    with pytest.warns(DoubtfulWarning, match=r"a.csv: 1 row .*line 6 begins one of \d+ lines"):
+        federated = data.from_csv("hospitals/a.csv", label="ill")
+    assert federated.num_examples < 40
+
+
+@pytest.mark.parametrize("scale", ["standard", "none"])
+def test_numbers_beyond_float32_in_tables(scale):
+    frame = pd.DataFrame({"v": [1.0, 2.0, 3.0, 4.0] * 5, "y": [0.1, 0.5, 0.7, 1.9] * 5})
+    good = data.from_frames({"a": frame}, label="y", scale=scale, task="regression")
+    for column in ("v", "y"):
+        bad = frame.assign(**{column: [1e39, *frame[column][1:]]})
+        for options in ({"label": "y", "scale": scale, "task": "regression"}, {"transform": good.transform}):
+            with pytest.raises(DataError, match=rf"south: column '{column}' has 1 number .*row 0 is 1e\+39"):
+                data.from_frames({"north": frame, "south": bad}, **options)
+    narrow = data.Transform((data.Column("v", "number", mean=0, scale=1e-20),))
+    with pytest.raises(DataError, match=r"column 'v' has 2 numbers .*row 1 is 1e\+30"):  # after scaling
+        narrow.apply(pd.DataFrame({"v": [1.0, 1e30, -1e30]}))
+
+
+def test_numbers_too_small_for_float32():
+    frame = pd.DataFrame({"v": np.arange(1, 21) * 1e-50, "y": ["a", "b"] * 10})
+    scaled = data.from_frames({"a": frame}, label="y").examples["x"]
+    assert np.unique(scaled).size == 20 and scaled.std() == pytest.approx(1)
+    with pytest.raises(DataError, match="column 'v' has numbers too small for float32"):
+        data.from_frames({"a": frame}, label="y", scale="none")
+    with pytest.raises(DataError, match="column 'v' has numbers too small"):  # their squares are 0 in float64
+        data.from_frames({"a": frame.assign(v=frame["v"] * 1e-150)}, label="y")
+    with pytest.raises(DataError, match="column 'v' has numbers too small"):
+        data.from_frames({"a": frame}, label="v", task="regression", columns={"y": "category"})
+    mixed = frame.assign(v=[1e-50, *range(1, 20)])  # one that rounds to 0 among others
+    assert data.from_frames({"a": mixed}, label="y", scale="none").examples["x"][0] == 0
+
+
+def test_long_whole_numbers_stay_apart(files):
+    for first in (2**53, 10**25):  # float64 has these and their neighbours as one number
+        rows = [f"{k},{first + k % 2},{'ab'[k % 3 == 0]}" for k in range(20)]
+        files(a="\n".join(["v,site,y", *rows]))
+        federated = data.from_csv("hospitals/a.csv", label="y", client="site")
+        assert federated.names == (str(first), str(first + 1))
+        federated = data.from_csv("hospitals/a.csv", label="site", task="classification")
+        assert federated.transform.classes == (str(first), str(first + 1))

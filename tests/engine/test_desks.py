@@ -362,3 +362,18 @@ def test_an_owner_may_let_leave_what_the_rule_refuses(folder, tmp_path):
     assert desks.desks[101].answer(ask).head == {"waits": "its owner"}
     decide(tmp_path / "hospital-7", True)
     assert "Anna A." in desks.desks[101].answer(ask).head["summary"]["counts"]["patient"]["by_text"]
+
+
+def test_a_number_beyond_float32_is_named_to_the_owner_alone(tmp_path):
+    folder = folder_of(tmp_path, {**ROWS, "hospital-10": "patient,age,ward,ill\nGerd G.,4e77,B,no\nHans H.,30,A,no\n"})
+    desks = Desks(folder, tmp_path)
+    with pytest.raises(NodeError, match="client 'hospital-10': column 'age' has 1 number beyond float32"):
+        desks.agree()
+    assert any(line.startswith("hospital-10: column 'age'") and "row 0 is 4e+77" in line for line in desks.said)
+    (told,) = [
+        answer.head["error"] for _, _, answer in desks.heard if "error" in answer.head and "beyond" in str(answer)
+    ]
+    assert "4e+77" not in told and "row" not in told
+    narrow = Transform((Column("age", "number", scale=1e-300),), Label("ill", ("no", "yes")))
+    answer = desks.desks[101].answer(Message({"kind": "prepare", "transform": narrow.to_json()}))
+    assert "column 'age' has 5 numbers beyond float32" in answer.head["error"] and "40" not in answer.head["error"]

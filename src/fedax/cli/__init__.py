@@ -45,7 +45,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         import fedax
 
-        typer.echo(f"fedax {fedax.__version__}")
+        console.echo(f"fedax {fedax.__version__}")
         raise typer.Exit
 
 

@@ -82,6 +82,13 @@ class _Pipe(io.FileIO):
             return len(text)
 
 
+def echo(text: object, err: bool = False, nl: bool = True) -> None:
+    """Print a text without the control characters that it may have of files, of nodes or of a user's own code."""
+    from fedax.errors import UNSEEN
+
+    typer.echo(str(text).translate(UNSEEN), err=err, nl=nl)
+
+
 def output_fails() -> bool:
     """Whether nobody gets the output: a command that does nothing but show something ends then."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
@@ -95,7 +102,7 @@ def close_output(code: Any) -> Any:
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(raw, _Pipe) or raw.lost is None or code not in (None, 0, 1):
         return code
-    typer.echo(f"error: what the command says cannot be written: {exits.way_out_of(raw.lost)}", err=True)
+    echo(f"error: what the command says cannot be written: {exits.way_out_of(raw.lost)}", err=True)
     return 2
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedax.cli.console import echo
 from fedax.files import name_of
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def summarize(
     from fedax.data import Plan
     from fedax.data import summarize as summary_of
     from fedax.data.tables import read_table, with_labels
-    from fedax.errors import ConfigError
+    from fedax.errors import ConfigError, DataError
 
     plan_loaded = None if plan is None else Plan.load(plan)
     if plan_loaded is not None:
@@ -90,14 +91,18 @@ def summarize(
     rows = read_table(table, decimal, encoding, drop=drop or ())
     if label is not None:
         rows = with_labels(name_of(table.stem), rows, label, drop_missing_labels)
+    try:
+        if plan_loaded is None:
+            _show_one_table(name_of(table.stem), rows, label)
+        summary = summary_of(rows, plan_loaded)
+    except DataError as error:
+        raise DataError(f"{table}: {error}") from None
+    summary.save(target)
+    echo(f"Wrote {target}: counts and moments of {len(rows)} rows, and no row. Read it, then send it.")
     if plan_loaded is None:
-        _show_one_table(name_of(table.stem), rows, label)
-    summary_of(rows, plan_loaded).save(target)
-    typer.echo(f"Wrote {target}: counts and moments of {len(rows)} rows, and no row. Read it, then send it.")
-    if plan_loaded is None:
-        typer.echo(f"Next, at the coordinator: fedax data plan *{_FIRST} --label {_shell_quoted(label or 'COLUMN')}")
+        echo(f"Next, at the coordinator: fedax data plan *{_FIRST} --label {_shell_quoted(label or 'COLUMN')}")
     else:
-        typer.echo(f"Next, at the coordinator: fedax data fit {_shell_quoted(str(plan))} *{_SECOND}")
+        echo(f"Next, at the coordinator: fedax data fit {_shell_quoted(str(plan))} *{_SECOND}")
 
 
 def plan(
@@ -133,10 +138,8 @@ def plan(
     plan_made = plan_of(summaries_by_site, label, kinds(column), task, scale, max_categories, drop or ())  # type: ignore[arg-type]
     show(overview(plan_made, summaries_by_site))
     plan_made.save(target)
-    typer.echo(
-        f"Wrote {target} for {plan_made.task} of {_shell_quoted(label)}. If you agree with it, send it to all sites."
-    )
-    typer.echo(f"Next, at each site: fedax data summarize TABLE.csv --plan {_shell_quoted(target.name)}")
+    echo(f"Wrote {target} for {plan_made.task} of {_shell_quoted(label)}. If you agree with it, send it to all sites.")
+    echo(f"Next, at each site: fedax data summarize TABLE.csv --plan {_shell_quoted(target.name)}")
 
 
 def fit(
@@ -167,10 +170,10 @@ def fit(
     plan_loaded, answers = Plan.load(plan), _load(summaries, _SECOND)
     transform = transform_of(plan_loaded, answers)
     for line in copies(plan_loaded, answers):
-        typer.echo(f"note: {line}; plan again with --drop {_shell_quoted(line.column)} to leave it out")
+        echo(f"note: {line}; plan again with --drop {_shell_quoted(line.column)} to leave it out")
     transform.save(target)
-    typer.echo(f"Wrote {target}: {len(transform.features)} features, digest {transform.digest}. Send it to all sites.")
-    typer.echo(f"Next, at each site: fedax data apply {_shell_quoted(target.name)} TABLE.csv")
+    echo(f"Wrote {target}: {len(transform.features)} features, digest {transform.digest}. Send it to all sites.")
+    echo(f"Next, at each site: fedax data apply {_shell_quoted(target.name)} TABLE.csv")
 
 
 def apply(
@@ -200,11 +203,11 @@ def apply(
     frame = read_table(table, decimal, encoding)
     examples = from_frames({name_of(table.stem): frame}, transform=fitted, drop_missing_labels=drop_missing_labels)
     examples.save(target)
-    typer.echo(f"Wrote {target}: {examples.num_examples} examples, {len(fitted.features)} features.")
+    echo(f"Wrote {target}: {examples.num_examples} examples, {len(fitted.features)} features.")
     if doubts := fitted.doubts(frame):  # if the transform was not fitted on this table
-        typer.echo(f"note: {in_words(doubts)}")
-    typer.echo(f"The transform's digest, the same at all sites: {fitted.digest}")
-    typer.echo(f"Next, here: fedax deploy node --link HOST:PORT --data {_shell_quoted(str(target))} --key KEY")
+        echo(f"note: {in_words(doubts)}")
+    echo(f"The transform's digest, the same at all sites: {fitted.digest}")
+    echo(f"Next, here: fedax deploy node --link HOST:PORT --data {_shell_quoted(str(target))} --key KEY")
 
 
 def kinds(given: Sequence[str] | None) -> dict[str, str]:
@@ -230,7 +233,7 @@ def _show_one_table(site: str, rows: Any, label: str | None) -> None:
     try:
         plan_made = plan_of(first, label)
     except DataError as error:  # for instance no usable column; other sites may have some
-        typer.echo(f"note: {error}")
+        echo(f"note: {error}")
         return
     show(overview(plan_made, first, {site: summarize(rows, plan_made)}))
 
@@ -239,11 +242,11 @@ def show(columns: "Overview") -> None:
     """Show the columns by site, which are left out, and which look odd."""
     from fedax.data.cells import shown
 
-    typer.echo(columns.text())
+    echo(columns.text())
     for name, why in columns.dropped.items():
-        typer.echo(f"left out: {shown(name)}: {why}")
+        echo(f"left out: {shown(name)}: {why}")
     for line in columns.lines(lambda column: f"--drop {_shell_quoted(column)}"):
-        typer.echo(f"note: {line}")
+        echo(f"note: {line}")
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"summarize": summarize, "plan": plan, "fit": fit, "apply": apply}
@@ -277,4 +280,6 @@ def _load(files: Sequence[pathlib.Path], ending: str) -> "dict[str, Summary]":
 
 def _shell_quoted(text: str) -> str:
     """A text quoted for a shell, without control characters."""
-    return shlex.quote(text if text.isprintable() else repr(text)[1:-1])
+    from fedax.errors import printable
+
+    return shlex.quote(printable(text))

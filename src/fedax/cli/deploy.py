@@ -11,7 +11,7 @@ import typer.core
 
 from fedax._start import share_gpu
 from fedax.cli import status, tables
-from fedax.cli.console import open_console
+from fedax.cli.console import echo, open_console
 from fedax.cli.running import AllowCode, Out, Resume, Set, carry_out, finish, open_folder, read_config, writing
 from fedax.cli.show import show_choices
 
@@ -68,7 +68,7 @@ def deploy_local(
     tables, code = read_config(config, settings, allow_code)
     experiment = local.measured(build(tables, allow_code=code))
     local.check_local(experiment, nodes)
-    say = lambda line: typer.echo(line, err=True)  # noqa: E731
+    say = lambda line: echo(line, err=True)  # noqa: E731
     if ray:
         return finish(_on_ray(experiment, out, resume, timeout, say))
     start = lambda ready, folder: local.local_deployment(ready, folder, nodes, timeout, say)  # noqa: E731
@@ -128,7 +128,7 @@ def deploy_link(
 
     _set_logs(log_level, log_size, log_keep)
     hosts, limits = host or [socket.gethostname(), socket.getfqdn()], {"total": connections, "each": connections_each}
-    links.run(folder, hosts, port, bind=bind, limits=limits, say=typer.echo)
+    links.run(folder, hosts, port, bind=bind, limits=limits, say=echo)
 
 
 def deploy_link_renew(
@@ -154,12 +154,10 @@ def deploy_link_renew(
 
     until = f"{certificates.renew(folder, ca):%Y-%m-%d}"
     if ca:
-        typer.echo(
-            f"{folder / 'ca.pem'} has a new authority, valid until {until}, and the old one: give it to every site"
-        )
-        typer.echo(f"when all have it: fedax deploy link renew --folder {shlex.quote(str(folder))}")
+        echo(f"{folder / 'ca.pem'} has a new authority, valid until {until}, and the old one: give it to every site")
+        echo(f"when all have it: fedax deploy link renew --folder {shlex.quote(str(folder))}")
     else:
-        typer.echo(f"the link's certificate is new, and valid until {until}; new connections have it at once")
+        echo(f"the link's certificate is new, and valid until {until}; new connections have it at once")
 
 
 def deploy_node(
@@ -273,7 +271,7 @@ def deploy_node(
         link, ca, key, data, state=state, names=listed(clients),
         table=table | {"drop_missing_labels": drop_missing_labels}, test=test, val=val,
         policy=_policy(policy, rules), roster=roster, trusted=trusted or [], code=allow_code or [],
-        poll=poll, wait=wait, say=typer.echo,
+        poll=poll, wait=wait, say=echo,
     )  # fmt: skip
 
 
@@ -317,7 +315,7 @@ def deploy_policy(
             file.write(STRICT)
     except FileExistsError:
         raise ConfigError("out", str(out), "this file is there already; give another name") from None
-    typer.echo(f"{out}: edit it, then fedax deploy node … --policy {shlex.quote(str(out))}")
+    echo(f"{out}: edit it, then fedax deploy node … --policy {shlex.quote(str(out))}")
 
 
 def deploy_run(
@@ -356,7 +354,7 @@ def deploy_run(
 
     tables, code = read_config(config, settings, allow_code)
     tables = deployment.with_nodes_data(tables, test, code)
-    say = lambda line: typer.echo(line, err=True)  # noqa: E731
+    say = lambda line: echo(line, err=True)  # noqa: E731
     with deployment.fleet_at(link, folder, timeout, nodes, say) as fleet:
         record = carry_out(build(tables, fleet, code), out, resume, f"deploy run --link {shlex.quote(link)}")
     finish(record)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedax.cli.console import open_console, two_columns
+from fedax.cli.console import echo, open_console, two_columns
 
 
 class Kind(enum.StrEnum):
@@ -127,7 +127,7 @@ def cite(
     """
     from fedax.citations import cite as bibtex
 
-    typer.echo(bibtex(*(methods or [])), nl=False)
+    echo(bibtex(*(methods or [])), nl=False)
 
 
 def privacy(
@@ -209,7 +209,7 @@ def privacy(
     table = {f"{count:6}": f"{value:#.4g}".rstrip(".") for count, value in spent.items()}
     console.print(two_columns({"\nRounds": "\nEpsilon"} | table))
     if delta * clients > 1:
-        typer.echo(f"delta is more than 1/clients = {1 / clients:.2g}: to publish one client's data would satisfy it")
+        echo(f"delta is more than 1/clients = {1 / clients:.2g}: to publish one client's data would satisfy it")
 
 
 def _rounded_up(noise: float) -> float:

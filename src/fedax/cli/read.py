@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedax.cli.console import open_console
+from fedax.cli.console import echo, open_console
 from fedax.cli.running import AllowCode, Out, Set, carry_out, read_config
 from fedax.cli.show import show_diagnosis, show_report
 
@@ -46,17 +46,17 @@ def predict(
     from fedax.experiments.predictions import predict_file
 
     rows, measured, doubts = predict_file(load_model(model), source, out, decimal, encoding, strict)
-    typer.echo(f"{rows} predictions: {out}")
+    echo(f"{rows} predictions: {out}")
     if doubts:
-        typer.echo(f"{doubts.doubtful} of {rows} rows have cells that training had nothing like (column doubts):")
+        echo(f"{doubts.doubtful} of {rows} rows have cells that training had nothing like (column doubts):")
         for line in doubts.lines():
-            typer.echo(f"  {line}")
+            echo(f"  {line}")
     if doubts is not None and doubts.unknown:
-        typer.echo(f"Ranges of training are not known of: {', '.join(doubts.unknown)}. A new model will have them.")
+        echo(f"Ranges of training are not known of: {', '.join(doubts.unknown)}. A new model will have them.")
     if measured:
         figures = {f"test_{name}": value for name, value in measured.items()}
         texts = [f"{describe(name).label.removeprefix('Test ')} {show(name, value)}" for name, value in figures.items()]
-        typer.echo(f"The rows have labels: {', '.join(texts)}")
+        echo(f"The rows have labels: {', '.join(texts)}")
 
 
 def diagnose(
@@ -182,7 +182,7 @@ def report(
     records = [read(folder) for folder in runs]
     for record in records:
         for sentence in lost(record):
-            typer.echo(f"warning: {one_line(f'{record.folder}: {sentence}', 1000)}", err=True)
+            echo(f"warning: {one_line(f'{record.folder}: {sentence}', 1000)}", err=True)
     page = records[0].folder / ("public.html" if public else "report.html")
     path = out or (page if len(records) == 1 else pathlib.Path("comparison.html"))
     text = ""
@@ -202,9 +202,9 @@ def report(
             write_atomic(path, text)
     except OSError as error:
         raise ConfigError("out", str(path), f"cannot be written ({error.strerror}); name another with --out") from error
-    typer.echo(path if form is ReportFormat.html or out is not None else text.rstrip("\n"))
+    echo(path if form is ReportFormat.html or out is not None else text.rstrip("\n"))
     if (number := len(summary.problems(records))) > 1:
-        typer.echo(f"these runs are of {number} different problems, which the report keeps apart", err=True)
+        echo(f"these runs are of {number} different problems, which the report keeps apart", err=True)
 
 
 def _public(records: "list[Record]", form: ReportFormat, target: str | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedax.cli import exits
-from fedax.cli.console import open_console
+from fedax.cli.console import echo, open_console
 from fedax.cli.show import show_choices, show_report, show_results
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Itera
     def stopped(error: KeyboardInterrupt) -> None:
         report = runner.draw_stopped(folder)
         seen = f"what was done is in {folder}" if report is None else f"report: {report}"
-        typer.echo(f"stopped; {seen}; to go on: {way_on}", err=True)
+        echo(f"stopped; {seen}; to go on: {way_on}", err=True)
         raise typer.Exit(exits.exit_code(error)) from None
 
     with runner.writing(folder, stopped):

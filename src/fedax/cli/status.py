@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedax.cli.console import output_fails
+from fedax.cli.console import echo, output_fails
 
 Table = dict[str, Any]
 _EVERY = 2.0  # seconds between two updates of --watch
@@ -60,7 +60,7 @@ def status(
     if page:
         from fedax.flower.status_page import serve
 
-        say = lambda address: typer.echo(f"{address}  (Ctrl-C ends it)")  # noqa: E731
+        say = lambda address: echo(f"{address}  (Ctrl-C ends it)")  # noqa: E731
         return serve(lambda: _current_status(folder, link), port, say)
     from fedax.flower.metrics import prometheus_text
 
@@ -68,13 +68,13 @@ def status(
         table = _current_status(folder, link)
         shown = json.dumps(table) if as_json else prometheus_text(table).rstrip() if metrics else _as_text(table)
         if watch and not as_json and not metrics and sys.stdout.isatty():
-            shown = f"\x1b[H\x1b[2J{shown}"
-        typer.echo(shown)
+            typer.echo("\x1b[H\x1b[2J", nl=False)  # clears the screen
+        echo(shown)
         if not watch or output_fails():
             break
         time.sleep(_EVERY)
     if not table["link"]["there"]:
-        typer.echo(f"error: {table['link']['problem']}", err=True)
+        echo(f"error: {table['link']['problem']}", err=True)
         raise typer.Exit(2)
 
 
@@ -154,19 +154,19 @@ def node_status(
         raise ConfigError("state", str(folder), "there is no such folder; a node makes it when it first starts")
     table = node_table(folder)
     if as_json:
-        return typer.echo(json.dumps(table))
-    typer.echo(f"{table['messages']} messages, the last at {table['last'] or '-'}")
-    typer.echo(f"{table['rounds']} rounds in {len(table['runs'])} runs")
-    typer.echo(f"{table['came']} bytes came, {table['left']} bytes left")
+        return echo(json.dumps(table))
+    echo(f"{table['messages']} messages, the last at {table['last'] or '-'}")
+    echo(f"{table['rounds']} rounds in {len(table['runs'])} runs")
+    echo(f"{table['came']} bytes came, {table['left']} bytes left")
     today = ", ".join(f"{kind}: {count} bytes" for kind, count in table["left_today"].items())
-    typer.echo(f"left today: {today or 'nothing'}")
-    typer.echo(f"{table['questions']} questions answered, {table['questions_today']} of them today")
+    echo(f"left today: {today or 'nothing'}")
+    echo(f"{table['questions']} questions answered, {table['questions_today']} of them today")
     if table["epsilon"] is not None:
-        typer.echo(f"the noise of its answers has spent ε = {table['epsilon']:g}")
+        echo(f"the noise of its answers has spent ε = {table['epsilon']:g}")
     for run, about in [*table["runs"].items()][-10:]:
-        typer.echo(f"  run {run}, asked by {', '.join(about['servers'])}: {about['messages']} messages")
+        echo(f"  run {run}, asked by {', '.join(about['servers'])}: {about['messages']} messages")
     for error in table["errors"]:
-        typer.echo(f"  failed at {error['time']}, {error['kind']}: {error['why']}")
+        echo(f"  failed at {error['time']}, {error['kind']}: {error['why']}")
 
 
 def node_table(folder: pathlib.Path) -> Table:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedax.cli.console import echo
 from fedax.cli.data import Columns, Drop, Label, MostCategories, Scale, TaskKind
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def tables(
         document.save(target / (f"{what}.json" if client is None else f"{_file(client, files)}-{what}.json"))
         sent.setdefault(what, {})[client or ""] = document
 
-    say = lambda line: typer.echo(line, err=True)  # noqa: E731
+    say = lambda line: echo(line, err=True)  # noqa: E731
     with deployment.transport_at(link, folder, say, "tables") as transport:
         transform = agree(transport, label, planned, keep, nodes=nodes, timeout=timeout, say=say)
     columns = overview(sent["plan"][""], sent["first"], sent["second"])
@@ -80,12 +81,12 @@ def tables(
     experiment = target / "experiment.toml"
     rows = sum(each.rows for each in sent["first"].values())
     _write_experiment(experiment, rows, (len(transform.features) + 1) * len(transform.classes or [0]))
-    typer.echo(f"All {len(files)} nodes have the transform {transform.digest}: {len(transform.features)} features.")
-    typer.echo(f"What was sent, and what came of it: {target}")
+    echo(f"All {len(files)} nodes have the transform {transform.digest}: {len(transform.features)} features.")
+    echo(f"What was sent, and what came of it: {target}")
     count = f" --nodes {nodes}" if nodes is not None else ""
     usual = "" if folder == pathlib.Path("link") else f" --folder {shlex.quote(str(folder))}"
     run = f"fedax deploy run {shlex.quote(str(experiment))} --link {shlex.quote(link)}{usual}{count}"
-    typer.echo(f"Next: {run}")
+    echo(f"Next: {run}")
 
 
 def review(
@@ -120,9 +121,9 @@ def review(
     if why and yes is not False:
         raise ConfigError("why", why, "this goes with --no")
     if yes is not None and not decide(state, yes, why):
-        typer.echo("Nothing waits.")
+        echo("Nothing waits.")
     for file, decision in reviews(state).items():
-        typer.echo(decision_line(file, decision))
+        echo(decision_line(file, decision))
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"tables": tables, "review": review}
@@ -139,7 +140,7 @@ def _fresh(target: pathlib.Path, moved: bool) -> pathlib.Path:
         while (aside := target.with_name(f"{target.name}-{number}")).exists():
             number += 1
         os.replace(target, aside)
-        typer.echo(f"What was agreed the last time is in {aside} now.", err=True)
+        echo(f"What was agreed the last time is in {aside} now.", err=True)
     if not target.absolute().parent.is_dir():
         raise ConfigError("out", str(target), "there is no such folder; make it first")
     return target

@@ -12,7 +12,8 @@ import numpy as np
 
 from fedax.errors import DataError
 
-LARGE = 1e100  # numbers beyond count as missing: their squares leave float64
+LARGE = 1e100  # larger numbers are clipped, as their squares leave float64; no number beyond float32 becomes a feature
+LARGEST = float(np.finfo(np.float32).max)
 WIDE = 10_000  # columns of a table
 _LONG = 200  # characters of a text that count
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?")
@@ -57,7 +58,10 @@ def no_column(field: str, name: str, names: Sequence[str]) -> DataError:
 
 def shown(name: Any) -> str:
     """A name or text of a table as a part of a message."""
-    text = repr(name)
+    try:
+        text = repr(name)
+    except ValueError:  # a whole number of more than 4300 digits
+        text = hex(name)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
@@ -67,11 +71,49 @@ def few(names: Iterable[Any]) -> str:
     return ", ".join(map(shown, first[:10])) + (", …" if len(first) > 10 else "")
 
 
+class CellError(DataError):
+    """A number that cannot be used as a feature or label.
+
+    Args:
+        outline: which column, and what is wrong, without a value: others than the owner of the table may read it.
+        detail: the first row and its value, and the way out.
+    """
+
+    def __init__(self, outline: str, detail: str):
+        self.outline, self.detail = outline, detail
+        super().__init__(f"{outline}: {detail}")
+
+
+def check_range(name: str, numbers: np.ndarray, given: Any) -> None:
+    """Whether float32 can hold the numbers [n] of a column, or of what is made of it; NaN passes.
+
+    Args:
+        name: of the column.
+        numbers: [n].
+        given: the cells [n], a column of pandas.
+
+    Raises:
+        CellError: it cannot.
+
+    Example:
+        >>> import pandas
+        >>> check_range("age", np.array([1.0, 1e39]), pandas.Series(["1", "1e39"]))
+        Traceback (most recent call last):
+        fedax.data.cells.CellError: column 'age' has 1 number beyond float32 (3.4e38): row 1 is '1e39'; ...
+    """
+    rows = np.flatnonzero(np.abs(numbers) > LARGEST)
+    if len(rows):
+        outline = f"column {shown(name)} has {len(rows)} number{'s' * (len(rows) > 1)} beyond float32 (3.4e38)"
+        value = given.iloc[int(rows[0])]
+        way_out = "correct it, leave the cell empty, or divide the column by a power of ten"
+        raise CellError(outline, f"row {rows[0]} is {shown(getattr(value, 'item', lambda: value)())}; {way_out}")
+
+
 class Cells(NamedTuple):
     """The cells of a column, read as numbers, dates and texts. A truth value is a number too, 0 or 1.
 
     Attributes:
-        numbers: float64 [n], NaN where a cell is no number.
+        numbers: float64 [n] from −LARGE to LARGE, NaN where a cell is no number.
         days: float64 [n] since 1970-01-01, NaN where a cell is no date.
         missing: bool [n]; empty cells, NaN, infinities.
         words: how many cells are neither number, date nor missing.
@@ -98,9 +140,10 @@ def cells(column: Any, name: str) -> Cells:
     kind = getattr(column.dtype, "kind", "O")
     if kind in "biuf":
         numbers = column.to_numpy(np.float64, na_value=np.nan)
-        numbers = np.where(np.abs(numbers) <= LARGE, numbers, np.nan)  # nor infinities
+        numbers = np.where(np.isinf(numbers), np.nan, numbers)
         missing = np.isnan(numbers)
-        return Cells(numbers, np.full(len(numbers), np.nan), missing, 0, _numbered(numbers, kind == "b"))
+        texts = _numbered(column if kind in "iu" else numbers, kind == "b")  # float64 would round whole numbers
+        return Cells(np.clip(numbers, -LARGE, LARGE), np.full(len(numbers), np.nan), missing, 0, texts)
     if kind == "M":
         days = _days(column)
         missing = np.isnan(days)
@@ -113,7 +156,7 @@ def cells(column: Any, name: str) -> Cells:
     return _of_values(list(values), codes, name)
 
 
-def _numbered(numbers: np.ndarray, truths: bool) -> tuple[list[str], np.ndarray]:
+def _numbered(numbers: Any, truths: bool) -> tuple[list[str], np.ndarray]:
     import pandas
 
     codes, values = pandas.factorize(numbers)
@@ -142,7 +185,7 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str) -> Cells:
                 if _DATE.fullmatch(text):
                     dated.append(k)
             else:
-                text = _text(numbers[k]) if _plain(text) else text
+                text = _text(numbers[k]) if _plain(text) and abs(numbers[k]) < 2**53 else text
             words[k] = not missing[k] and np.isnan(numbers[k])
         elif hasattr(text, "isoformat") and hasattr(text, "year"):
             text = str(text)
@@ -163,12 +206,23 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str) -> Cells:
 
 
 def number(value: Any) -> float:
-    """The number, or NaN where it is none, not finite, or beyond what is taken."""
-    try:
-        parsed = float(value) if not isinstance(value, str) or "_" not in value else math.nan
-    except (ValueError, OverflowError, ArithmeticError):
+    """The number, clipped to ±LARGE; NaN where it is none, or an infinity.
+
+    Example:
+        >>> [number(each) for each in ("1.5", "1e400", "-inf", "1_0")]
+        [1.5, 1e+100, nan, nan]
+    """
+    if isinstance(value, str) and ("_" in value or "n" in value.lower()):  # inf, nan
         return math.nan
-    return parsed if abs(parsed) <= LARGE else math.nan
+    try:
+        parsed = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return LARGE if value > 0 else -LARGE
+    except (ValueError, ArithmeticError):
+        return math.nan
+    if math.isnan(parsed) or (math.isinf(parsed) and value == parsed):
+        return math.nan
+    return min(max(parsed, -LARGE), LARGE)
 
 
 def _plain(text: str) -> bool:
@@ -178,6 +232,8 @@ def _plain(text: str) -> bool:
 
 def _text(number: Any) -> str:
     """A number as the text of a category, the same whether its column is read as whole numbers or as floats."""
+    if isinstance(number, int | np.integer):
+        return str(number) if abs(number) < 10**_LONG else hex(number)  # Python writes 4300 digits at most
     value = float(number)
     return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedax.data.cells import Cells, few, shown
-from fedax.errors import DataError
+from fedax.errors import DataError, printable
 
 Why = Literal["unread", "far", "category", "missing"]
 
@@ -32,9 +32,8 @@ class Doubt(NamedTuple):
     values: str
 
     def __str__(self) -> str:
-        name = self.column if self.column.isprintable() else shown(self.column)
         words = _MESSAGES[self.why][len(self.rows) > 1].format(self.more)
-        return f"{name}: {len(self.rows)} {words}" + (f" ({self.values})" if self.values else "")
+        return f"{printable(self.column)}: {len(self.rows)} {words}" + (f" ({self.values})" if self.values else "")
 
 
 _MESSAGES: dict[Why, tuple[str, str]] = {  # of one cell, and of several
@@ -93,7 +92,7 @@ class Doubts:
         problems: list[list[str]] = [[] for _ in range(self.rows)]
         for each in self.found:
             for row in each.rows.tolist():
-                problems[row].append(f"{each.column} {_OF_A_ROW[each.why]}")
+                problems[row].append(f"{printable(each.column)} {_OF_A_ROW[each.why]}")
         return ["; ".join(parts) for parts in problems]
 
 

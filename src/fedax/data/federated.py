@@ -18,7 +18,7 @@ from fedax.data.overview import Overview
 from fedax.data.transform import Transform
 from fedax.errors import DataError, ExampleError, one_line
 from fedax.files import regular
-from fedax.numbers import has_truth_values
+from fedax.numbers import beyond, has_truth_values, misfit
 from fedax.tasks.task import Task
 
 Examples = Any
@@ -43,8 +43,8 @@ class FederatedData:
     are read once to be checked, and then as runs need them.
 
     Raises:
-        DataError: empty clients, sizes or leading axes that do not match, values that are not finite, bad weights or
-            names.
+        DataError: empty clients, sizes or leading axes that do not match, values that are not finite or do not fit the
+            type in which JAX computes (float32 and int32, unless it has 64 bits enabled), bad weights or names.
 
     Example:
         >>> data = FederatedData({"x": np.arange(6.0).reshape(3, 2), "y": np.zeros(3)}, sizes=[1, 2])
@@ -91,8 +91,8 @@ class FederatedData:
                     hint = "; if this is one entry a client, use FederatedData.from_clients with a list of them"
                 raise DataError(f"{name}: shape {array.shape}, but the sizes of the clients sum to {n}{hint}")
             _check_numbers(name, leaf, array, self._whose)
-            if jnp.issubdtype(array.dtype, jnp.inexact) and not _finite:
-                _check_finite(name, leaf, array, self._whose)
+            if not _finite:
+                _check_range(name, leaf, array, self._whose)
             arrays.append(array)
         self.examples = jax.tree.unflatten(jax.tree.structure(examples), arrays)
         self.weights = _weights(weights, self.sizes)
@@ -436,16 +436,30 @@ def _check_numbers(name: str, leaf: Any, array: np.ndarray, find: Callable[[int]
     raise ExampleError(_entry(name, leaf, at[1:]), row, what, client)
 
 
-def _check_finite(name: str, leaf: Any, array: np.ndarray, find: Callable[[int], tuple[int | str, int]]) -> None:
+def _check_range(name: str, leaf: Any, array: np.ndarray, find: Callable[[int], tuple[int | str, int]]) -> None:
+    """Refuse numbers that are not finite, or that JAX would make infinite, another whole number, or all of them 0."""
+    kind = jax.dtypes.canonicalize_dtype(array.dtype)
+    real = jnp.issubdtype(array.dtype, jnp.inexact)
+    if not real and array.dtype == kind:
+        return
+    size = 0.0
     rows = max(1, _BLOCK * len(array) // max(1, array.nbytes))  # in blocks, since they may be mapped from a large file
     for start in range(0, len(array), rows):
         block = array[start : start + rows]
-        if not np.isfinite(block).all():
+        if real and not np.isfinite(block).all():
             at = tuple(np.argwhere(~np.isfinite(block))[0].tolist())
             what = "NaN" if np.isnan(block[at]) else str(block[at])
             client, row = find(start + at[0])
             way_out = "numbers have to be finite: clean the data first"
             raise ExampleError(_entry(name, leaf, at[1:]), row, f"is {what}; {way_out}", client)
+        if (place := misfit(block, kind)) is not None:
+            client, row = find(start + place[0])
+            more = f"is {block[place]}, {beyond(kind)}, or enable jax_enable_x64"
+            raise ExampleError(_entry(name, leaf, place[1:]), row, more, client)
+        if real and array.dtype != kind and block.size:
+            size = max(size, float(np.abs(block).max()))
+    if 0 < size < jnp.finfo(kind).tiny:
+        raise DataError(f"{name}: all numbers are below {size:.2g}, so that {kind} has them as 0; multiply them")
 
 
 def _entry(name: str, leaf: Any, at: tuple[int, ...]) -> str:

@@ -29,6 +29,7 @@ import numpy as np
 
 from fedax.errors import DataError, FedaxError
 from fedax.files import regular
+from fedax.numbers import narrowed
 
 _DEFLATE = 1032  # the largest compression ratio of deflate
 _BATCH = 1 << 26  # bytes; a batch of CIFAR-10 has 31 million
@@ -202,12 +203,11 @@ def read_libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
             raise DataError(
                 f"{path}: {lines} lines of {features} features take more than {most} bytes, too many for it"
             )
-        x, y = load_svmlight_file(io.BytesIO(content), n_features=features, dtype=np.float32, zero_based=False)
+        x, y = load_svmlight_file(io.BytesIO(content), n_features=features, zero_based=False)
     if not len(y):
         raise DataError(f"{path}: holds no example")
-    if not (np.isfinite(x.data).all() and (np.abs(y) <= np.finfo(np.float32).max).all()):
-        raise DataError(f"{path}: holds values that are not finite")
-    return x.toarray(), y.astype(np.float32)
+    x.data = narrowed(x.data, np.float32, f"{path}: value")
+    return x.toarray(), narrowed(y, np.float32, f"{path}: label")
 
 
 def read_leaf(folder: Path) -> Iterator[tuple[str, list, list]]:

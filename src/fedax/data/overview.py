@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from fedax.data.cells import few, shown
 from fedax.data.summaries import Facts, Plan, Summary, merge, named
 from fedax.data.transform import Document, Strict
-from fedax.errors import DataError, complete
+from fedax.errors import DataError, complete, printable
 
 _SITES = 12  # the most sites in the table; of more, those that are most unlike the whole
 _COLUMNS = 60  # the most columns in the table, those with a note first
@@ -448,5 +448,5 @@ def _percent(share: float) -> str:
 
 def _plain(text: str) -> str:
     """A text of a table as a part of a line, printable and clipped."""
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:41])
+    line = printable(text[:41])
     return line if len(text) <= 40 and len(line) <= 40 else f"{line[:40]}…"

@@ -14,6 +14,7 @@ import numpy as np
 from fedax.data.formats import npz_names, read_cifar10, read_idx, read_leaf, read_libsvm, read_npz, room
 from fedax.errors import DataError, complete
 from fedax.files import regular
+from fedax.numbers import narrowed
 from fedax.registry import Registry
 
 Arrays = dict[str, np.ndarray]
@@ -224,8 +225,7 @@ def _dense(path: Path, split: str, features: int) -> Arrays:
     in_range = ends[0] == 0 and (np.diff(ends) >= 0).all() and (indices >= 0).all() and (indices < features).all()
     if not in_range or shape.tolist() != [n, features] or data.shape != indices.shape or data.dtype.kind not in "iuf":
         raise DataError(f"{path}: the {split} arrays are not a sparse matrix [{n}, {features}]")
-    if not (np.abs(data.astype(np.float64)) <= np.finfo(np.float32).max).all():
-        raise DataError(f"{path}: {split}_data holds values that are not finite")
+    data = narrowed(data, np.float32, f"{path}: {split}_data")
     if 4 * n * features > (most := room(regular(path))):
         raise DataError(f"{path}: [{n}, {features}] takes more than {most} bytes, too many for a file of its size")
     x = np.zeros((n, features), np.float32)

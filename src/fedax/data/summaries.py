@@ -16,11 +16,25 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedax.data.cells import LARGE, WIDE, Cells, as_pandas, cells, no_column, number, series, shown
+from fedax.data.cells import (
+    LARGE,
+    WIDE,
+    CellError,
+    Cells,
+    as_pandas,
+    cells,
+    check_range,
+    no_column,
+    number,
+    series,
+    shown,
+)
 from fedax.data.transform import Column, Document, Label, Strict, Transform
 from fedax.errors import ConfigError, DataError, complete
 from fedax.numbers import check_count
 
+_SQUARES = 1e-150  # the squares of smaller numbers are 0 in float64
+_SMALLEST = float(np.finfo(np.float32).tiny)
 BINS = 256  # of a number with missing values, over mean ± _REACH standard deviations, where its median lies
 _REACH = 1.01  # a median is at most one standard deviation from the mean; the rest is for rounding
 _FARTHEST = 64  # the largest exponent of `reach`: doublings of a standard deviation
@@ -226,7 +240,7 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
         A client with one row so sends that row's numbers as their mean.
 
     Raises:
-        DataError: it is no table; a column of the plan is missing.
+        DataError: it is no table; a column of the plan is missing, or has a number beyond float32.
 
     Example:
         >>> import pandas
@@ -238,9 +252,13 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
     if plan is None:
         return Summary(len(frame), facts={name: _facts(cells(frame[name], name)) for name in frame.columns})
     label = None if plan.label is None else cells(series(frame, plan.label, "label"), plan.label)
+    if label is not None and plan.label is not None and plan.task == "regression":
+        check_range(plan.label, label.numbers, frame[plan.label])
     counts, alone, reach = {}, {}, {}
     for name, planned in plan.columns.items():
         column = cells(series(frame, name), name)
+        if planned.kind == "number":
+            check_range(name, column.numbers, frame[name])
         if planned.kind != "category" and planned.std > 0:
             reach[name] = _reach(column.numbers if planned.kind == "number" else column.days, planned)
         if planned.kind == "category" or planned.missing:
@@ -401,7 +419,8 @@ def plan(
     for name in names:
         if name == label or name in dropped:
             continue
-        decided = _decide([summary.facts[name] for summary in by_client.values()], chosen.get(name))
+        facts = [summary.facts[name] for summary in by_client.values()]
+        decided = _decide(name, facts, chosen.get(name), scaled=scale == "standard")
         if isinstance(decided, str):
             dropped[name] = decided
         else:
@@ -411,9 +430,20 @@ def plan(
         raise DataError(f"columns: none is left to learn from ({notes or 'there is none but the label'})")
     if label is not None:
         task = _task(label, {client: summary.facts[label] for client, summary in by_client.items()}, task)
+        if task == "regression":
+            _, mean, m2 = merge([summary.facts[label].moments("number") for summary in by_client.values()])
+            _check_size(label, mean, math.sqrt(m2 / max(1, sum(each.rows for each in by_client.values()))), False)
     return Plan(
         used, label, task or "classification", dropped, "standard" if scale == "standard" else None, max_categories
     )
+
+
+def _check_size(name: str, mean: float, std: float, scaled: bool) -> None:
+    """Refuse a column of numbers all of which are clipped, or become 0 in float32; one of them alone has a row."""
+    size = max(abs(mean), std)
+    if size > 0.999 * LARGE or 0 < size < (_SQUARES if scaled else _SMALLEST):
+        outline = f"column {shown(name)} has numbers too {'large' if size > 1 else 'small'} for float32"
+        raise CellError(outline, f"about {size:.2g} in size; give it in another unit, or leave it out")
 
 
 def kinds_of(columns: Mapping[str, str] | None, drop: Sequence[str]) -> dict[str, str]:
@@ -468,7 +498,7 @@ def _same_columns(by_client: Mapping[str, Mapping[str, Any]], chosen: Mapping[st
     return [*like, *dict.fromkeys(extra)]
 
 
-def _decide(facts: Sequence[Facts], chosen: str | None) -> Planned | str:
+def _decide(name: str, facts: Sequence[Facts], chosen: str | None, scaled: bool) -> Planned | str:
     """The plan of a column, or the reason why it is dropped."""
     total = {name: sum(getattr(each, name) for each in facts) for name in ("missing", "numbers", "dates", "words")}
     present = total["numbers"] + total["dates"] + total["words"]
@@ -486,6 +516,8 @@ def _decide(facts: Sequence[Facts], chosen: str | None) -> Planned | str:
     if not n:
         return f"none of its values is a {kind}"
     std = math.sqrt(m2 / n)
+    if kind == "number":
+        _check_size(name, mean, std, scaled)
     missing = n < present + total["missing"]
     if std <= 1e-12 * abs(mean):
         return Planned(kind, mean, 0.0, missing=True) if missing else "all values are the same"  # type: ignore[arg-type]

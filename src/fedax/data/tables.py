@@ -5,31 +5,39 @@ memory is allocated.
 """
 
 import csv
+import functools
 import glob
 import importlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedax.data.cells import Cells, as_pandas, cells, few, series, shown
+from fedax.data.cells import CellError, Cells, as_pandas, cells, few, series, shown
 from fedax.data.federated import FederatedData
 from fedax.data.formats import need, parse_json, reading, room
 from fedax.data.overview import overview
 from fedax.data.pictures import decoded, stacked
 from fedax.data.summaries import Counts, class_names, fit, kinds_of, plan, summarize
 from fedax.data.transform import Label, Transform
-from fedax.errors import ConfigError, DataError, complete
+from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
 from fedax.files import name_of, regular
 
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
 Files = str | os.PathLike | Sequence[str | os.PathLike]
 
+_END = "\0"
+_NO_TEXT = {  # how files begin that are no text
+    b"\x1f\x8b": "it is packed by gzip; unpack it first",
+    b"PK\x03\x04": "it is a ZIP archive or an Excel workbook; unpack it, or save the sheet as CSV",
+    b"\xd0\xcf\x11\xe0": "it is an Excel workbook; save the sheet as CSV",
+    b"PAR1": "it is a Parquet file; read it as such",
+}
 _FIRST_LINE = 65_536  # the most characters of a file's first line
 
 
@@ -94,7 +102,7 @@ def from_frames(
     if fitted is None:
         first = {name: _naming_client(name, summarize, table) for name, table in tables.items()}
         column_plan = plan(first, label, columns, task, scale, max_categories, drop)
-        second = {name: summarize(table, column_plan) for name, table in tables.items()}
+        second = {name: _naming_client(name, summarize, table, column_plan) for name, table in tables.items()}
         fitted, columns_seen = fit(column_plan, second), overview(column_plan, first, second)
     arrays = {name: _naming_client(name, fitted, table) for name, table in tables.items()}
     return FederatedData.from_clients(arrays, transform=fitted, overview=columns_seen)
@@ -104,6 +112,8 @@ def _naming_client(client: str, call: Callable[..., Any], *args: Any) -> Any:
     """``call(*args)``; an error names the client."""
     try:
         return call(*args)
+    except CellError as error:
+        raise CellError(f"{client}: {error.outline}", error.detail) from None
     except DataError as error:
         raise DataError(f"{client}: {error}") from None
 
@@ -208,13 +218,23 @@ def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Seq
 
     Raises:
         ConfigError: there is no such encoding.
-        DataError: another kind of file; no rows; rows with more cells than names.
+        DataError: another kind of file; no rows; a line with more cells than names, or a last one with fewer; a quote
+            that is not closed; a byte 0; the first line once more.
+
+    Warns:
+        DoubtfulWarning: a quoted cell spans lines, as it does where a closing quote is missing; lines have fewer cells.
     """
     import pandas
 
     if not regular(path):
         raise DataError(f"{path}: the file is empty; leave it out")
     try:
+        with path.open("rb") as raw:
+            start = raw.read(4)
+        if kind := next((kind for bytes_, kind in _NO_TEXT.items() if start.startswith(bytes_)), None):
+            raise DataError(f"{path}: {kind}")
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff") and "16" not in encoding:
+            raise DataError(f"{path}: it is text in UTF-16; give encoding='utf-16', --encoding utf-16")
         encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
         with path.open(encoding=encoding, newline="") as file:
             lines = iter(lambda: file.readline(_FIRST_LINE), "")
@@ -234,10 +254,13 @@ def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Seq
         twice = next((name for k, name in enumerate(names) if name in names[:k]), "")
         what = f"two columns are called {shown(twice)}" if twice else f"column {names.index('') + 1} has no name"
         raise DataError(f"{path}: {what}; the first line has to name each column")
+    _check_lines(path, encoding, names, separator)
+    exact = [name for name in texts if name in names]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # rows with more cells than names
-            table = pandas.read_csv(
+            read = functools.partial(
+                pandas.read_csv,
                 path,
                 sep=separator,
                 decimal=decimal,
@@ -245,13 +268,14 @@ def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Seq
                 header=0,
                 names=names,
                 index_col=False,
-                dtype={name: str for name in texts if name in names},
                 skipinitialspace=True,
                 low_memory=False,
                 compression=None,
             )
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: {_not_text(error, encoding)}") from None
+            table = read(dtype=dict.fromkeys(exact, str))
+            infinite = [name for name in names if table[name].dtype.kind == "f" and np.isinf(table[name]).any()]
+            if infinite:  # pandas takes 1e400 for an infinity, and it has to be refused
+                table = read(dtype=dict.fromkeys([*exact, *infinite], str))
     except (ValueError, OSError, OverflowError, MemoryError, Warning) as error:
         text = str(error).removeprefix("Error tokenizing data. C error: ")
         raise DataError(f"{path}: cannot be read as CSV ({shown(text)}); separator {separator!r}") from None
@@ -260,6 +284,64 @@ def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Seq
     if decimal == ",":
         return table.apply(_with_decimal_points)
     return table
+
+
+def _check_lines(path: Path, encoding: str, names: Sequence[str], separator: str) -> None:
+    """Refuse lines that pandas would take for the rest of a cell; warn of cells that span lines, and of short lines."""
+    spans: list[tuple[int, int]] = []  # lines of a row, and its first
+    short: list[str] = []
+    with path.open(encoding=encoding, newline="") as file:
+        rows = csv.reader(_lines(path, file), delimiter=separator, skipinitialspace=True)
+        begin, header, cut = 1, True, ""
+        try:
+            for row in rows:
+                at, span = f"line {begin}", rows.line_num - begin + 1
+                if row == [_END]:
+                    break
+                if row and row[-1].endswith(_END):
+                    raise DataError(
+                        f"{path}: {at}: a quote is not closed, and its cell runs to the end of the file; close it"
+                    )
+                if header and span > 1:
+                    raise DataError(f"{path}: {at}: the name of a column spans lines; write each name in one line")
+                if len(row) > 1 or any(row):  # not an empty line
+                    sizes = f"{at} has {len(row)} of {len(names)} cells"
+                    if any(row[len(names) :]):
+                        raise DataError(f"{path}: {sizes}; give each line as many as the first line has names")
+                    if not header and [cell.strip() for cell in row[: len(names)]] == names:
+                        raise DataError(f"{path}: {at} has the names of columns once more; leave it out")
+                    header, cut = False, sizes if len(row) < len(names) else ""
+                    short += [cut] if cut else []
+                if span > 1:
+                    spans.append((span, begin))
+                begin = rows.line_num + 1
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: {_not_text(error, encoding)}") from None
+        except csv.Error:  # more characters than csv takes
+            way_out = f"has a cell of more than {csv.field_size_limit()} characters; is its quote closed?"
+            raise DataError(f"{path}: line {begin} {way_out}") from None
+    if cut:
+        raise DataError(f"{path}: {cut}, and is the last; is the file cut off?")
+    notes = []
+    if short:
+        notes.append(f"{short[0]}, as have {len(short)} lines in all; the rest of theirs counts as missing")
+    if spans:
+        longest, where = max(spans, key=lambda each: each[0])
+        notes.append(
+            f"{len(spans)} rows have a quoted cell that spans lines; line {where} begins one of {longest}. If that is "
+            "not meant, a quote is not closed"
+        )
+    for note in notes:
+        warnings.warn(f"{path}: {note}", DoubtfulWarning, stacklevel=caller_level())
+
+
+def _lines(path: Path, file: Iterable[str]) -> Iterator[str]:
+    """The lines of a CSV file, none of which has a character 0; then one more, which is nothing else."""
+    for number, line in enumerate(file, 1):
+        if _END in line:
+            raise DataError(f"{path}: line {number} has a character 0; the file is damaged, or in another encoding")
+        yield line
+    yield _END
 
 
 def _with_decimal_points(column: Any) -> Any:
@@ -278,6 +360,7 @@ def _header(line: str, decimal: str) -> tuple[list[str], str]:
 
 
 def _not_text(error: UnicodeDecodeError, encoding: str) -> str:
+    encoding = encoding.removesuffix("-sig")
     return f"not text in {encoding} (byte {error.object[error.start]:#04x}); try encoding='latin-1', --encoding latin-1"
 
 

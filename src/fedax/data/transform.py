@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedax.data.cells import LARGE, Cells, as_pandas, cells, few, series, shown
+from fedax.data.cells import LARGE, Cells, as_pandas, cells, check_range, few, series, shown
 from fedax.data.doubts import Doubts, doubts_of
 from fedax.data.formats import parse_json
 from fedax.data.portable import sin_cos
@@ -296,7 +296,7 @@ class Transform(Document):
             ``x`` float32 [n, F]; and where the label's column is there, ``y`` [n], int32 from 0 to C − 1 or float32.
 
         Raises:
-            DataError: a column is missing; a label is missing or is none of the classes.
+            DataError: a column is missing; a number is beyond float32; a label is missing or is none of the classes.
         """
         frame = as_pandas(frame)
         arrays = {"x": self.apply(frame)}
@@ -308,7 +308,7 @@ class Transform(Document):
         """Features float32 [n, F] of a table, whether it has labels or not.
 
         Raises:
-            DataError: a column is missing.
+            DataError: a column is missing; a number is beyond float32.
         """
         if not self.columns:
             raise DataError("transform: it describes classes only, and no columns; give arrays to the model")
@@ -317,7 +317,8 @@ class Transform(Document):
         at = 0
         for column in self.columns:
             width = len(column.features)
-            _fill(out[:, at : at + width], cells(series(frame, column.name), column.name), column)
+            given = series(frame, column.name)
+            _fill(out[:, at : at + width], cells(given, column.name), column, given)
             at += width
         return out
 
@@ -338,14 +339,16 @@ class Transform(Document):
         return doubts_of(((column, cells(each, column.name), each) for column, each in given), len(frame))
 
 
-def _fill(out: np.ndarray, read: Cells, column: Column) -> None:
-    """Write the features [n, …] of a column, which are zero."""
+def _fill(out: np.ndarray, read: Cells, column: Column, given: Any) -> None:
+    """Write the features [n, …] of a column, which are zero; ``given``: the cells as they stand in the table."""
     if column.kind in ("number", "date"):
         values = read.numbers if column.kind == "number" else read.days
         missing = np.isnan(values)
         filled = np.where(missing, column.mean if column.fill is None else float(column.fill), values)
-        most = float(np.finfo(np.float32).max)
-        out[:, 0] = np.clip((filled - column.mean) / column.scale, -most, most)
+        with np.errstate(over="ignore"):
+            scaled = (filled - column.mean) / column.scale
+        check_range(column.name, np.fmax(np.abs(values), np.abs(scaled)), given)
+        out[:, 0] = scaled
         if column.kind == "date":
             out[:, 1], out[:, 2] = sin_cos(filled / _YEAR)
     else:
@@ -369,6 +372,7 @@ def _labels(column: Any, label: Label) -> np.ndarray:
         if missing.any():
             row = int(np.flatnonzero(missing)[0])
             raise DataError(f"label {shown(label.name)}, row {row} is no finite number ({missing.sum()} such rows)")
+        check_range(label.name, read.numbers, column)
         return read.numbers.astype(np.float32)
     if read.missing.any():
         row = int(np.flatnonzero(read.missing)[0])

@@ -24,6 +24,7 @@ from fedax.engine.checkpoint import BLANK, damage, with_digest
 from fedax.engine.job import Origin
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
 from fedax.files import regular, write_atomic
+from fedax.numbers import narrowed
 from fedax.programs import compiled
 from fedax.tasks import TASKS, pytorch
 from fedax.tasks.factory import made_as
@@ -204,12 +205,10 @@ class Model:
             real = np.issubdtype(array.dtype, np.floating), jnp.issubdtype(np.dtype(kind), jnp.floating)
             if array.dtype.kind not in "biuf" or (real == (True, False)):
                 raise DataError(f"{name}: numbers of type {array.dtype}; the model was trained on {kind}")
-            if not np.isfinite(array).all():
-                at = np.argwhere(~np.isfinite(array))[0].tolist()
-                raise DataError(f"{name}: example {at[0]} has {array[tuple(at)]}; numbers have to be finite")
-            if array.dtype.kind == "f" or real[1]:
-                array = array.astype(kind)
-            batch[name] = array
+            cast = array.dtype.kind == "f" or real[1]
+            batch[name] = narrowed(
+                array, kind if cast else jax.dtypes.canonicalize_dtype(array.dtype), f"{name}: example"
+            )
         batch = {name: batch[name] for name in wanted}
         if len(lengths := {len(array) for array in batch.values()}) != 1 or lengths == {0}:
             raise DataError(f"x: {' and '.join(map(str, sorted(lengths)))} examples; give at least one, in all columns")

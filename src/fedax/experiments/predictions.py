@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedax
+from fedax.data.cells import shown
 from fedax.data.doubts import Doubts, refuse
 from fedax.data.formats import BAD_HEADER
 from fedax.data.tables import read_table
 from fedax.engine.saved import Model
-from fedax.errors import ConfigError, DataError, one_line
+from fedax.errors import ConfigError, DataError, one_line, printable
 from fedax.files import cell, regular, write_atomic
 
 Path = pathlib.Path
@@ -44,7 +45,9 @@ def predict_file(
 
     The table has a row for each row of ``source``, in its order: the columns of the source that the model leaves aside,
     such as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; and of a table
-    ``doubts``, what of the row training had nothing like (:meth:`fedax.Model.doubts`).
+    ``doubts``, what of the row training had nothing like (:meth:`fedax.Model.doubts`). In names of columns and classes
+    control characters are spelled out, and ``'`` is put before what a spreadsheet would take for a formula. The cells
+    that are left aside are copied as they are.
 
     Args:
         model: from :func:`fedax.load_model`.
@@ -88,24 +91,23 @@ def predict_file(
         if model.transform is None:
             raise DataError(f"{source}: the model was trained on arrays and not on a table; give an .npy file")
         table = read_table(source, decimal, encoding, tuple(model.transform.dropped))
-        doubts = model.doubts(table)
-        if strict:
-            try:
-                refuse(doubts)
-            except DataError as error:
-                raise DataError(f"{source}: {error}") from None
         unused_columns = {name: table[name].to_numpy() for name in table.columns if name in model.transform.dropped}
-        batch = {"x": model.transform.apply(table)}
         label = model.transform.label
-        if label is not None and label.name in table.columns and not table[label.name].isna().any():
-            batch = model.transform(table)
+        labelled = label is not None and label.name in table.columns and not table[label.name].isna().any()
+        try:
+            doubts = model.doubts(table)
+            if strict:
+                refuse(doubts)
+            batch = model.transform(table) if labelled else {"x": model.transform.apply(table)}
+        except DataError as error:
+            raise DataError(f"{source}: {error}") from None
     elif source.suffix == ".npy":
         if strict:
             raise ConfigError("strict", strict, "ranges of training are known of tables only; leave it out")
         batch = {"x": _array(source)}
     else:
         raise DataError(f"{source}: give a .csv, .parquet or .npy file")
-    columns = {**unused_columns, "prediction": model.predict(batch)}
+    columns: dict[str, Any] = {"prediction": model.predict(batch)}
     if model.task.kind == "classification" and columns["prediction"].ndim == 1:
         probabilities = model.predict_proba(batch)
         names = model.labels or range(probabilities.shape[1])
@@ -113,13 +115,17 @@ def predict_file(
     elif columns["prediction"].ndim > 1:
         flat = columns.pop("prediction").reshape(len(batch["x"]), -1)
         columns |= {f"prediction {k}": flat[:, k] for k in range(flat.shape[1])}
-    if (answer := columns.get("prediction")) is not None and answer.dtype.kind in "OUT":  # labels may be formulas
-        columns["prediction"] = np.array([cell(str(text)) for text in answer], object)
+    if (answer := columns.get("prediction")) is not None and answer.dtype.kind in "OUT":  # names of classes
+        columns["prediction"] = np.array([_safe(text) for text in answer], object)
     if doubts is not None:
-        columns["doubts"] = [cell(text) for text in doubts.by_row()]  # doubts contain names of columns
-    columns = {cell(str(name)): column for name, column in columns.items()}
+        columns["doubts"] = [_safe(text) for text in doubts.by_row()]  # doubts contain names of columns
+    written = {_safe(name): column for name, column in unused_columns.items()}
+    for name, column in columns.items():
+        if _safe(name) in written:
+            raise DataError(f"{source}: its column {shown(name)} is called as one of the predictions; rename it")
+        written[_safe(name)] = column
     try:
-        write_atomic(out, pandas.DataFrame(columns).to_csv(index=False))
+        write_atomic(out, pandas.DataFrame(written).to_csv(index=False))
     except OSError as error:
         raise ConfigError("out", str(out), f"cannot be written ({error.strerror or error})") from error
     measured: dict[str, float] = {}
@@ -128,6 +134,11 @@ def predict_file(
         (row,) = fedax.evaluate(model.task, model.params, held).drop(columns=["name", "n"]).to_dict("records")
         measured = {str(name): float(value) for name, value in row.items()}
     return Predicted(len(batch["x"]), measured, doubts)
+
+
+def _safe(name: Any) -> str:
+    """A name of a column or class as a CSV cell that neither a terminal nor a spreadsheet obeys."""
+    return cell(printable(str(name)))
 
 
 def _array(path: Path) -> np.ndarray:

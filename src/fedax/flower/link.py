@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 
-from fedax.errors import ConfigError, FedaxError, NodeError
+from fedax.errors import UNSEEN, ConfigError, FedaxError, NodeError
 from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import control, secret_of
@@ -196,7 +196,13 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     end_with_parent()
     try:
-        run(given.folder, given.hosts, given.port, bind=given.bind, say=lambda line: print(line, flush=True))
+        run(
+            given.folder,
+            given.hosts,
+            given.port,
+            bind=given.bind,
+            say=lambda line: print(line.translate(UNSEEN), flush=True),
+        )
     except FedaxError as error:
         print(error, file=sys.stderr)
         return 2

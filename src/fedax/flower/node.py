@@ -18,7 +18,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedax.engine.places.roster import private_key
-from fedax.errors import ConfigError, FedaxError, NodeError
+from fedax.errors import UNSEEN, ConfigError, FedaxError, NodeError
 from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import over_tls
@@ -229,7 +229,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     end_with_parent()
     try:
-        run(**vars(given), say=lambda line: print(line, flush=True))
+        run(**vars(given), say=lambda line: print(line.translate(UNSEEN), flush=True))
     except FedaxError as error:
         print(error, file=sys.stderr)
         return 2

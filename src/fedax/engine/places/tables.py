@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedax.contract.types import Unknown
-from fedax.data.cells import cells, series, shown
+from fedax.data.cells import CellError, cells, series, shown
 from fedax.data.federated import FederatedData
 from fedax.data.formats import parse_json
 from fedax.data.summaries import Plan, Summary, fit, refused, summarize
@@ -91,6 +91,9 @@ class Desk:
         began = time.perf_counter()
         try:
             found = Message(kinds[kind](message.head))
+        except CellError as error:  # it quotes a cell
+            self.say(f"{self.name}: {error}")
+            found = Message({"error": f"{error.outline}; the node's terminal says which"})
         except FedaxError as error:
             found = Message({"error": str(error)})
         except Exception as error:  # its text may hold what is in the table
