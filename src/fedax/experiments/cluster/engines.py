@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, InvalidStateError, ThreadPoolExecutor
-from typing import Any
+from typing import IO, Any
 
 from fedax import children
 from fedax.errors import ConfigError, ProcessError, one_line
@@ -293,7 +293,7 @@ class _Worker:
     def __init__(self, core: int, together: int):
         self._core, self._together, self._left = core, together, 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._log: Any = None
+        self._log: IO[bytes]
 
     def start(self) -> None:
         """Start a process, if there is none."""
@@ -322,25 +322,22 @@ class _Worker:
             process.stdin.flush()
             result = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            code = self.end()
-            self._log.seek(0)
-            log: bytes = self._log.read()
-            *_, last = ["nothing in its log", *log.decode(errors="replace").strip().splitlines()]
-            raise ProcessError(f"its process {_ended(code)}: {one_line(last, 300)}") from error
+            raise ProcessError(f"its process {self.end()}") from error
         self._left -= 1
         if not self._left:
             self.end()
         return result
 
-    def end(self) -> int:
-        """Wait until the process has ended, which takes no more calls; returns its exit code."""
+    def end(self) -> str:
+        """Wait until the process has ended, which takes no more calls; returns how it did, and its last words."""
         process, self._process = self._process, None
         if process is None:
-            return 0
+            return "has ended"
         with contextlib.suppress(OSError), process:  # closes its pipes
             pass
-        return process.wait()
-
-
-def _ended(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        code = process.wait()
+        with self._log as log:
+            log.seek(0)
+            *_, last = ["nothing in its log", *log.read().decode(errors="replace").strip().splitlines()]
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        return f"{how}: {one_line(last, 300)}"
