@@ -724,7 +724,9 @@ def frame() -> Any:
 def read_csv(folder: Path, content: bytes) -> Any:
     from fedax.data import from_csv
 
-    return from_csv(write(folder / "rows.csv", content), label="y").examples
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedax.DoubtfulWarning)  # lines with fewer cells
+        return from_csv(write(folder / "rows.csv", content), label="y").examples
 
 
 def pyarrow_table() -> Any:

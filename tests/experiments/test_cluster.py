@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -311,6 +311,26 @@ def test_a_process_that_dies_takes_no_other_with_it():
         with pytest.raises(ProcessError, match="its process ended with 3"):
             dies.result()
         assert lives.result() != os.getpid()
+
+
+def test_a_process_takes_so_many_calls_and_none_after_its_death():
+    with engines.Processes(1, together=2) as pool:
+        one, two, three = (pool.submit(os.getpid).result() for _ in range(3))
+        assert one == two != three
+        with pytest.raises(ProcessError, match="was killed by SIGKILL"):
+            pool.submit(signal.raise_signal, signal.SIGKILL).result()
+        assert pool.submit(os.getpid).result() not in (one, three)
+
+
+def test_calls_under_way_are_stopped_when_an_executor_ends():
+    began = time.monotonic()
+    with engines.Processes(1) as pool:
+        under_way, waiting = pool.submit(time.sleep, 300), pool.submit(os.getpid)
+        while not under_way.running():
+            time.sleep(0.01)
+    assert time.monotonic() - began < 60 and waiting.cancelled()
+    with pytest.raises((ProcessError, CancelledError)):
+        under_way.result()
 
 
 dask = pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="needs fedax[dask]")

@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 
 import pandas
@@ -21,7 +20,7 @@ from fedax.cli import status
 from fedax.data import fit, plan, summarize
 from fedax.data.tables import read_table
 from fedax.experiments import build, execute, new_folder, read_toml, toml
-from fedax.experiments.study import read_study, running
+from fedax.experiments.study import read_study
 from fedax.experiments.study.results import keep
 from fedax.flower import link
 
@@ -197,19 +196,6 @@ def test_what_is_shown_again_and_again_ends_with_its_output(here, called, monkey
     (here / "link").mkdir()
     code, stderr = called(["deploy", "status", "--watch"], output())
     assert (code, stderr) == (2, "error: folder = 'link': it has no ca.pem; give the folder of `fedax deploy link`\n")
-
-
-def test_a_job_of_a_study_that_dies_without_a_word(here, called, monkeypatch):
-    def start(folder, jobs, core):
-        for job in jobs:
-            (folder / "jobs" / job.key).mkdir(parents=True)
-            (folder / "jobs" / job.key / "log.txt").touch()
-        return subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
-
-    monkeypatch.setattr(running, "_start", start)
-    code, stderr = called(["study", "study.toml", "--out", "other"])
-    assert code == 2 and stderr.count("\n") == 1
-    assert "a: fedavg, seed 0: it ended with exit code -9 and no word (other/jobs/" in stderr
 
 
 def test_without_any_output_the_exit_code_is_the_same(here, called, monkeypatch):

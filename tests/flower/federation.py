@@ -1,15 +1,13 @@
 """A federation of real commands on this machine: a link, nodes and runs, each a separate process."""
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +18,11 @@ from fedax.columns import TIME, TRAFFIC
 from fedax.data import FederatedData
 from fedax.experiments import build, execute, new_folder
 from fedax.flower import certificates, link, processes
+from tests.processes import SOON, children, is_running, wait_for
 
-SOON = 90.0  # seconds: a timeout that is long enough on a busy machine
 PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
 TWO = {"n0": ["0", "1"], "n1": ["2", "3"]}
 TIMES = ("seconds", TIME, *TRAFFIC)  # the columns in which two equal runs may differ
-
-
-def wait_for(what: Callable[[], Any], seconds: float = SOON) -> None:
-    """Wait until something is true."""
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.05)
-
-
-def children(process: int, module: str) -> list[int]:
-    """The children of a process whose command line names a module."""
-    results = []
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == process and module.encode() in (folder / "cmdline").read_bytes():
-                results.append(int(folder.name))
-    return results
-
-
-def is_running(process: int) -> bool:
-    """Whether a process runs."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 class Federation:

@@ -44,7 +44,7 @@ def test_a_log_gets_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_log_of_a_process_is_rotated_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDAX_LOG_SIZE", "0.002")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "chatty.py").write_text(
         "import time\nfor k in range(10_000):\n    print(f'{k:09}', flush=True)\n    time.sleep(0.001)\n"
     )

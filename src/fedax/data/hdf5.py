@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
+from fedax import children
 from fedax.data.federated import FederatedData
 from fedax.data.formats import need, parse_json, reading, room
 from fedax.data.readers import windows
@@ -53,15 +53,16 @@ def from_tff_hdf5(path: str | os.PathLike) -> FederatedData:
 
 def _read_in_subprocess(path: Path, folder: Path, most: int, seconds: int) -> None:
     script = Path(__file__).with_name("hdf5_reading.py")
-    command = [sys.executable, "-P", str(script), str(path.absolute()), str(folder), str(most), str(seconds + 1)]
-    try:
-        process = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise DataError(f"{path}: not read in {seconds} s; it may be damaged") from None
+    arguments = [str(path.absolute()), str(folder), str(most), str(seconds + 1)]
+    with children.start(str(script), arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            answer, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise DataError(f"{path}: not read in {seconds} s; it may be damaged") from None
+        finally:
+            process.kill()
     if process.returncode:
-        message = process.stdout.decode(errors="replace").strip()
+        message = answer.decode(errors="replace").strip()
         what = message if process.returncode == 3 else "the HDF5 library ended without an answer"
         raise DataError(f"{path}: cannot be read as HDF5: {what[:500]}")
 

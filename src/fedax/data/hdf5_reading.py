@@ -1,4 +1,4 @@
-"""Reads a federated HDF5 file in a process of its own: ``python hdf5_reading.py FILE FOLDER BYTES SECONDS``.
+"""Reads a federated HDF5 file in a process of its own, given FILE FOLDER BYTES SECONDS.
 
 A damaged file can keep the HDF5 library busy for ever, or make it crash; so fedax runs this and waits for a limited
 time. It writes plain arrays and names.json into the folder. What is wrong with the file goes to standard output, with

@@ -324,11 +324,11 @@ def _check_lines(path: Path, encoding: str, names: Sequence[str], separator: str
         raise DataError(f"{path}: {cut}, and is the last; is the file cut off?")
     notes = []
     if short:
-        notes.append(f"{short[0]}, as have {len(short)} lines in all; the rest of theirs counts as missing")
+        notes.append(f"{short[0]}, the first of {len(short)} lines with fewer; their other cells count as missing")
     if spans:
         longest, where = max(spans, key=lambda each: each[0])
         notes.append(
-            f"{len(spans)} rows have a quoted cell that spans lines; line {where} begins one of {longest}. If that is "
+            f"rows with a quoted cell that spans lines: {len(spans)}; line {where} begins one of {longest}. If that is "
             "not meant, a quote is not closed"
         )
     for note in notes:

@@ -17,7 +17,7 @@ from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import control, secret_of
 from fedax.flower.connections import Limits
-from fedax.flower.processes import SupervisedProcess, end_with_parent, ending, log_level, options
+from fedax.flower.processes import SupervisedProcess, ending, log_level, options
 
 _LOOK = 1.0  # seconds between looks into the folder of keys
 _AGAIN = 10.0  # seconds until the link's list of nodes is compared again if no key was added or removed
@@ -194,7 +194,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=9443)
     parser.add_argument("--bind", default="0.0.0.0")
     given = parser.parse_args(arguments)
-    end_with_parent()
     try:
         run(
             given.folder,

@@ -22,7 +22,7 @@ from fedax.errors import UNSEEN, ConfigError, FedaxError, NodeError
 from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import over_tls
-from fedax.flower.processes import SupervisedProcess, end_with_parent, ending, free_port, log_level, options
+from fedax.flower.processes import SupervisedProcess, ending, free_port, log_level, options
 from fedax.flower.signature import Signer
 
 _LOOK = 15.0  # seconds between looks whether the link is still there
@@ -227,7 +227,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--trusted", action="append", default=[])
     parser.add_argument("--wait", type=float)
     given = parser.parse_args(arguments)
-    end_with_parent()
     try:
         run(**vars(given), say=lambda line: print(line.translate(UNSEEN), flush=True))
     except FedaxError as error:

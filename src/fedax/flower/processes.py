@@ -1,32 +1,19 @@
-"""Child processes that a command supervises, and that end when the command ends, even by SIGKILL."""
+"""Child processes that a command supervises."""
 
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedax import children
 from fedax.files import rotate
 
-_PARENT = "FEDAX_PARENT"  # environment variable: the process that a child ends with
 _FIRST_PAUSE, _LONGEST_PAUSE, _STEADY = 0.5, 30.0, 60.0  # seconds
-
-
-def end_with_parent() -> None:
-    """End this process soon after the one that started it has ended, even by SIGKILL. Call it first in a child."""
-    parent = int(os.environ.pop(_PARENT, os.getppid()))
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True, name="watch-parent").start()
 
 
 @contextmanager
@@ -74,6 +61,8 @@ def log_level() -> str:
 class SupervisedProcess:
     """A Python module that runs as a child process. The caller restarts it when it is ``due``, after growing pauses.
 
+    It ends with this process, even if this one is killed.
+
     Args:
         module, arguments: what ``python -m`` is given.
         log: the file that its output goes to, which is rotated; ``None``: it goes to this process's output.
@@ -87,8 +76,8 @@ class SupervisedProcess:
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ):
-        self.command = [sys.executable, "-m", module, *arguments]
-        self.log, self.environment = log, {**(environment or {}), _PARENT: str(os.getpid())}
+        self.module, self.arguments = module, arguments
+        self.log, self.environment = log, environment
         self.process: subprocess.Popen[bytes] | None = None
         self._pause, self._due, self._began = _FIRST_PAUSE, 0.0, 0.0
 
@@ -107,13 +96,13 @@ class SupervisedProcess:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         output = None if self.log is None else os.fdopen(os.open(self.log, flags, 0o600), "ab")
         try:
-            self.process = subprocess.Popen(
-                self.command,
+            self.process = children.start(
+                self.module,
+                self.arguments,
+                self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self.environment},
-                start_new_session=True,
                 umask=0o077,
             )
         finally:

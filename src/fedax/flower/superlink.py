@@ -25,7 +25,6 @@ from starlette.responses import Response
 from fedax._start import collect_rarely
 from fedax.flower.access import NODES, AccessControl, Event, Receive, Send, SenderCheck
 from fedax.flower.connections import Limits, Server
-from fedax.flower.processes import end_with_parent
 
 _UNSTREAMED = (NODES, "/v1/runtime/")  # requests under these paths are not answered by streams
 
@@ -121,7 +120,6 @@ def main(arguments: list[str]) -> None:
 
     Without a secret there is no access control: for a simulation, whose link nobody else can reach.
     """
-    end_with_parent()
     collect_rarely()
     parser = argparse.ArgumentParser(prog="python -m fedax.flower.superlink", allow_abbrev=False)
     parser.add_argument("--secret-file", type=Path)

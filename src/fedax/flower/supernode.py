@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from fedax._start import collect_rarely
-from fedax.flower.processes import end_with_parent
 
 _FLOWERS_POLL, _FLOWERS_LOOK, _LOOK = 3, 0.5, 0.05  # seconds
 _SOONEST = 0.1  # seconds between two requests during a run
@@ -113,7 +112,6 @@ def _trusting(ca: Path) -> Any:
 
 def main(arguments: list[str]) -> None:
     """Run the SuperNode: ``--poll SECONDS --root-certificates FILE``, then Flower's own arguments."""
-    end_with_parent()
     collect_rarely()
     parser = argparse.ArgumentParser(prog="python -m fedax.flower.supernode", allow_abbrev=False)
     parser.add_argument("--poll", type=float, required=True)

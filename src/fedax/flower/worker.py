@@ -50,7 +50,6 @@ from fedax._start import collect_rarely
 from fedax.errors import FedaxError
 from fedax.flower import client_app
 from fedax.flower.app import app_hash, own_hash
-from fedax.flower.processes import end_with_parent
 
 _LOOK = 0.5  # seconds between polls for a task; a SuperNode polls its link even less often
 _SOON, _RECENT = 0.05, 5.0  # seconds between polls during a run, until so many seconds after its last task
@@ -193,7 +192,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--trusted", action="append", default=[])
     given = parser.parse_args(arguments)
     collect_rarely()
-    end_with_parent()
     module, _, name = given.factory.partition(":")
     try:
         client_app.answer = getattr(importlib.import_module(module), name)(**json.loads(given.arguments))

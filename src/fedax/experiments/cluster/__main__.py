@@ -1,12 +1,34 @@
-"""The process of one call: its core is the argument; the call comes by standard input, its result goes by output."""
+"""A worker process of this machine: its core is the argument; calls come by standard input, results go by output."""
 
 import os
 import pickle
+import signal
 import sys
+from typing import Any, NoReturn
 
+
+def _stop(signum: int, frame: Any) -> NoReturn:
+    """End the call that is under way like Ctrl-C: it may make a checkpoint, and removes its temporary files."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _take_calls() -> None:
+    with os.fdopen(os.dup(1), "wb") as results:
+        os.dup2(2, 1)  # what a job prints is no part of its result
+        while True:
+            try:
+                fn, args, kwargs = pickle.load(sys.stdin.buffer)
+            except EOFError:
+                return
+            pickle.dump(fn(*args, **kwargs), results)
+            results.flush()
+
+
+signal.signal(signal.SIGTERM, _stop)
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {int(sys.argv[1])})
-with os.fdopen(os.dup(1), "wb") as answer:
-    os.dup2(2, 1)  # what a job prints is no part of the answer
-    fn, args, kwargs = pickle.load(sys.stdin.buffer)
-    pickle.dump(fn(*args, **kwargs), answer)
+try:
+    _take_calls()
+except KeyboardInterrupt:
+    sys.exit(128 + signal.SIGTERM)

@@ -9,6 +9,7 @@ import pathlib
 import pickle
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,8 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, InvalidStateError, ThreadPoolExecutor
-from typing import Any
+from typing import IO, Any
 
+from fedax import children
 from fedax.errors import ConfigError, ProcessError, one_line
 
 Opener = contextlib.AbstractContextManager[Executor]
@@ -52,10 +54,9 @@ def engine(on: str) -> Callable[[], Opener]:
     if name not in ("processes", *_PACKAGES) or (colon and not argument):
         raise ConfigError("on", on, f"give {FORMS}")
     if name == "processes":
-        number = argument or str(len(_cores()))
-        if not (number.isascii() and number.isdigit() and int(number)):
+        if argument and not (argument.isascii() and argument.isdigit() and int(argument)):
             raise ConfigError("on", on, "give a number of processes of at least 1, such as processes:4")
-        return lambda: Processes(int(number))
+        return lambda: Processes(int(argument or 0) or None)
     if name == "dask" and "://" not in argument:
         raise ConfigError("on", on, "give the address that the scheduler has printed, such as dask:tcp://host:8786")
     if name == "ray" and argument:
@@ -238,54 +239,105 @@ def _settle(future: Future[Any], result: Callable[[], Any]) -> None:
 
 
 class Processes(Executor):
-    """A new process for each call, ``number`` at a time, each on one core; one that dies takes no other with it.
+    """Processes of this machine, ``number`` at a time, each on one core; one that dies takes no other with it.
 
     Args:
-        number: ≥ 1.
+        number: ≥ 1; default: one for each core.
+        together: how many calls a process takes, one after another, before another is started in its place; ≥ 1.
     """
 
-    def __init__(self, number: int):
-        self._threads = ThreadPoolExecutor(number)
-        self._cores: queue.Queue[int] = queue.Queue()
-        for core in itertools.islice(itertools.cycle(_cores()), number):
-            self._cores.put(core)
-        self._closed, self._running = False, set[subprocess.Popen[bytes]]()
-        self._lock = threading.Lock()
+    def __init__(self, number: int | None = None, together: int = 1):
+        cores = _cores()
+        self.number = number or len(cores)
+        self._threads = ThreadPoolExecutor(self.number)
+        self._workers = [_Worker(core, together) for core in itertools.islice(itertools.cycle(cores), self.number)]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._closed, self._lock = False, threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run ``fn(*args, **kwargs)`` in a process; all of it has to be picklable."""
         return self._threads.submit(self._run, pickle.dumps((fn, args, kwargs)))
 
-    def __exit__(self, kind: Any, error: object, trace: object) -> None:
-        self.shutdown(cancel_futures=kind is not None)
+    def __exit__(self, *error: object) -> None:
+        self.shutdown(cancel_futures=True)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the executor; with ``cancel_futures`` running processes are ended, too."""
+        """End the executor; with ``cancel_futures`` calls under way are stopped by SIGTERM."""
         if cancel_futures:
             with self._lock:
                 self._closed = True
-                for process in self._running:
-                    process.terminate()
+                for worker in self._workers:
+                    worker.stop()
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
+        if wait:
+            for worker in self._workers:
+                worker.end()
 
     def _run(self, call: bytes) -> Any:
-        core = self._cores.get()
+        worker = self._idle.get()
         try:
             with self._lock:
                 if self._closed:
                     raise CancelledError
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "fedax.experiments.cluster", str(core)],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-                    env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
-                )  # fmt: skip
-                self._running.add(process)
-            answer, log = process.communicate(call)
-            with self._lock:
-                self._running.discard(process)
+                worker.start()
+            return worker.result(call)
         finally:
-            self._cores.put(core)
-        if process.returncode:
-            *_, last = ["nothing in its log", *log.decode(errors="replace").strip().splitlines()]
-            raise ProcessError(f"its process ended with {process.returncode}: {one_line(last, 300)}")
-        return pickle.loads(answer)
+            self._idle.put(worker)
+
+
+class _Worker:
+    """Takes calls on one core, one after another, by a process that is replaced after so many, and when it has died."""
+
+    def __init__(self, core: int, together: int):
+        self._core, self._together, self._left = core, together, 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes]
+
+    def start(self) -> None:
+        """Start a process, if there is none."""
+        if self._process is None:
+            self._log, self._left = tempfile.TemporaryFile(), self._together  # noqa: SIM115
+            self._process = children.start(
+                "fedax.experiments.cluster", [str(self._core)], {"JAX_NUM_CPU_DEVICES": "1"},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+            )  # fmt: skip
+
+    def stop(self) -> None:
+        """Ask the process to end."""
+        if (process := self._process) is not None:
+            process.terminate()
+
+    def result(self, call: bytes) -> Any:
+        """What a pickled call has returned.
+
+        Raises:
+            ProcessError: the process has ended.
+        """
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(call)
+            process.stdin.flush()
+            result = pickle.load(process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise ProcessError(f"its process {self.end()}") from error
+        self._left -= 1
+        if not self._left:
+            self.end()
+        return result
+
+    def end(self) -> str:
+        """Wait until the process has ended, which takes no more calls; returns how it did, and its last words."""
+        process, self._process = self._process, None
+        if process is None:
+            return "has ended"
+        with contextlib.suppress(OSError), process:  # closes its pipes
+            pass
+        code = process.wait()
+        with self._log as log:
+            log.seek(0)
+            *_, last = ["nothing in its log", *log.read().decode(errors="replace").strip().splitlines()]
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        return f"{how}: {one_line(last, 300)}"

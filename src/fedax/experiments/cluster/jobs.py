@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,8 @@ from fedax.errors import ConfigError, FedaxError, one_line
 from fedax.experiments import own
 from fedax.experiments.config.data import unsplit
 from fedax.experiments.config.sections import DataSection, Table
-from fedax.files import WRITING
+from fedax.experiments.runs import locked
+from fedax.files import WRITING, write_atomic
 
 Path = pathlib.Path
 
@@ -49,7 +50,9 @@ class Job:
         data: a digest of the data set that the worker has to have; ``""``: the data travel with the job.
         versions: of the packages that it has to have.
         best: the column by which the best model is kept, or ``None``.
-        key: a digest of all of this but the name.
+        place: a folder of this machine, for a worker here: the job runs in its folder ``run``, goes on from the
+            checkpoints there, and nothing travels back; ``""``: it runs in a temporary folder.
+        key: a digest of all of this but the name and the place.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Job:
     data: str = ""
     versions: Mapping[str, str] = field(default_factory=identity.versions)
     best: str | None = None
+    place: str = ""
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -190,26 +194,44 @@ def work(job: Job) -> Outcome:
         The files of its run folder, or why there are none. It raises nothing: what an executor raises is about the
         worker and not about the job.
     """
-    with _TURN, tempfile.TemporaryDirectory(prefix="fedax-") as place:
+    with _TURN:
         began, host = time.process_time(), socket.gethostname()
         _on_one_core()
         try:
             if refused := _refused(job):
                 return Outcome(job.key, host, digest=_digest(job.key, {}), refused=refused)
-            folder = Path(place) / "run"
-            _perform(job, folder, [*_copied(job.sources, Path(place))])
-            names = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-            files = {
-                relative.as_posix(): path.read_bytes()
-                for path in names
-                if (relative := path.relative_to(folder)).parts[0] not in _LEFT_THERE
-            }
+            with _folder_of(job) as folder:
+                _perform(job, folder, [*_copied(job.sources, folder.parent)])
+                names = [] if job.place else [path for path in sorted(folder.rglob("*")) if path.is_file()]
+                files = {
+                    relative.as_posix(): path.read_bytes()
+                    for path in names
+                    if (relative := path.relative_to(folder)).parts[0] not in _LEFT_THERE
+                }
             return Outcome(job.key, host, files, _digest(job.key, files), time.process_time() - began)
         except Exception as error:
             text = str(error) if isinstance(error, FedaxError) else f"{type(error).__name__}: {error}"
             return Outcome(
                 job.key, host, digest=_digest(job.key, {}), error=one_line(text, 1000), log=traceback.format_exc()
             )
+
+
+@contextlib.contextmanager
+def _folder_of(job: Job) -> Iterator[Path]:
+    """The run folder of a job; beside one that stays are the seconds of the processor that it has taken so far."""
+    if not job.place:
+        with tempfile.TemporaryDirectory(prefix="fedax-") as place:
+            (folder := Path(place) / "run").mkdir()
+            yield folder
+        return
+    (folder := Path(job.place) / "run").mkdir(parents=True, exist_ok=True)
+    began, spent = time.process_time(), folder.parent / "seconds.txt"
+    try:
+        with locked(folder):  # the command may have been killed and started again
+            yield folder
+    finally:
+        before = float(spent.read_text()) if spent.exists() else 0.0
+        write_atomic(spent, f"{before + time.process_time() - began:.1f}")
 
 
 def _on_one_core() -> None:
@@ -274,7 +296,6 @@ def _perform(job: Job, folder: Path, code: Sequence[str]) -> None:
     from fedax.experiments import runner, tuning
     from fedax.experiments.config.experiment import build, build_all
 
-    folder.mkdir()
     kept: Table = {} if job.best is None else {"best": job.best}
     allowed = own.here(code)
     if isinstance(job.problem, bytes):
