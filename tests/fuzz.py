@@ -723,9 +723,10 @@ def frame() -> Any:
 
 def read_csv(folder: Path, content: bytes) -> Any:
     from fedax.data import from_csv
+    from fedax.errors import DoubtfulWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", fedax.DoubtfulWarning)  # lines with fewer cells
+        warnings.simplefilter("ignore", DoubtfulWarning)  # lines with fewer cells
         return from_csv(write(folder / "rows.csv", content), label="y").examples
 
 

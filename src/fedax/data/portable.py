@@ -67,7 +67,7 @@ def normal(generator: np.random.Generator, shape: int | tuple[int, ...] = ()) ->
         >>> normal(np.random.default_rng(0), 3).round(3).tolist()
         [0.126, -0.132, 0.64]
     """
-    z = np.array(generator.standard_normal(shape))
+    z = np.asarray(generator.standard_normal(shape))
     far = (z > _TAIL) | (z < -_TAIL)
     z[far] = z[far].astype(np.float32)
     return z
