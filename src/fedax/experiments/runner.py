@@ -601,7 +601,7 @@ def finish(folder: Path, compiled: Mapping[str, float], drawn: bool = True) -> R
     record = read(folder)
     (problem,) = summary.problems([record])
     methods = [_method_summary(m, problem, compiled[m.label]) for m in summary.methods([record])]
-    content = {"name": record.name, "judged": summary.judged(problem), "methods": methods}
+    content: dict[str, Any] = {"name": record.name, "judged": summary.judged(problem), "methods": methods}
     rows = sum(len(run.history["round"]) for run in record.runs)
     content |= {"rows": rows, "tables": clients.digests(folder)}
     write_json(folder / "summary.json", content)
