@@ -114,8 +114,11 @@ def _damage(file: BinaryIO, size: int, of: str | None) -> str | None:
         hasher.update(block)
     if hasher.hexdigest().encode() != found[1]:
         return "damaged or edited (its digest is another)"
-    known = None if found[2] is None else json.loads(found[2])
-    return f"moved or renamed (it is {known})" if known is not None and of not in (None, known) else None
+    try:
+        known = None if found[2] is None else json.loads(found[2])
+    except ValueError:
+        return "damaged (it does not say what it is)"
+    return f"moved or renamed (it is {known[:200]})" if known is not None and of not in (None, known) else None
 
 
 def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
