@@ -281,11 +281,9 @@ def module(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 def resealed(content: bytes) -> bytes:
     """A safetensors file with its digest updated."""
-    from fedax.engine.checkpoint import _DIGEST, BLANK, with_digest
+    from fedax.files import has_digest, with_digest
 
-    if (place := _DIGEST.search(content)) is None:
-        return content
-    return with_digest(content[: place.start(1)] + BLANK.encode() + content[place.end(1) :])
+    return with_digest(content) if has_digest(content) else content
 
 
 def by_start(choices: dict[bytes, Callable[..., bytes]]) -> Callable[..., bytes]:
@@ -946,8 +944,9 @@ def checkpointed(tag: bytes) -> tuple[Any, Callable[[], Any], list[tuple[str, by
             files = []
             for k, ids in enumerate(([0, 1, 2], [3, 4])):
                 part = {name: leaf[ids] if name[:6] != "server" else leaf for name, leaf in whole.items()}
-                checkpoint.write_tensors(path, part, text)
-                files.append((f"round-000000004.{k}-of-2.safetensors", path.read_bytes()))
+                name = f"round-000000004.{k}-of-2.safetensors"
+                checkpoint.write_tensors(path, part, text, name)
+                files.append((name, path.read_bytes()))
     return job, state, files
 
 

@@ -1,19 +1,32 @@
-"""Files: checks before one is read, writing whole or not at all, private files, logs, safe CSV cells, and names."""
+"""Files: checks before one is read, digests, writing whole or not at all, private files, logs, CSV cells, and names.
 
+A file that fedax reads back says what it is, under a digest of itself: ``"sha256": "…", "of": "…"`` in the head of a
+safetensors file, and in JSON. So what was moved, renamed, damaged or edited
+is seen; not what somebody changed who also made the digest anew.
+"""
+
+import contextlib
 import csv
 import hashlib
+import io
+import json
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from fedax.errors import ConfigError, DataError
 
 WRITING = ".writing-"  # the prefix of files that are not complete yet
+_BLANK = "0" * 64  # stands for the digest while a file is hashed
+# Quotation marks within texts are escaped.
+_SEAL = re.compile(rb'"sha256": ?"([0-9a-f]{64})"(?:,\s*"of": ?("(?:[^"\\]|\\.)*"))?')
+_OLD_FORMAT = b"fedax checkpoint 1"
+_BLOCK = 2**16  # bytes that are hashed at a time
 _LONGEST = 120  # bytes of a slug; file systems allow names of 255, and endings are added
 
 
@@ -32,19 +45,114 @@ def regular(path: Path) -> int:
     return status.st_size
 
 
-def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
-    """Write a file whole or not at all: first a temporary file in the same folder, which is then renamed."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}-")
+def seal(of: str) -> dict[str, str]:
+    """The entries that say in a file what it is; :func:`with_digest` puts the digest in.
+
+    Args:
+        of: what the file is: all that its name and its place say; empty: it may be moved and renamed.
+    """
+    return {"sha256": _BLANK} | ({"of": of} if of else {})
+
+
+def with_digest(content: bytes) -> bytes:
+    """A file with the entries of :func:`seal`, with its digest there.
+
+    Example:
+        >>> with_digest(b"")
+        Traceback (most recent call last):
+        ValueError: no place for a digest
+    """
+    place = _SEAL.search(content)
+    if place is None:
+        raise ValueError("no place for a digest")
+    start, end = place.span(1)
+    digest = hashlib.sha256(content[:start] + _BLANK.encode() + content[end:]).hexdigest().encode()
+    return content[:start] + digest + content[end:]
+
+
+def has_digest(content: bytes) -> bool:
+    """Whether a file holds a digest of itself; those of fedax 0.9.0 and before are safetensors files only."""
+    return _SEAL.search(content) is not None
+
+
+def damage(source: Path | bytes, of: str | None = None) -> str | None:
+    """What is wrong with a file that should hold a digest of itself, or ``None``.
+
+    Args:
+        source: its path, or its content.
+        of: what it should be; ``None``: anything. Files of version 0.9.0 and before do not say it.
+
+    Example:
+        >>> row = with_digest(json.dumps({"loss": 0.5, **seal("a row")}).encode())
+        >>> print(damage(row, "a row"))
+        None
+        >>> damage(row.replace(b"0.5", b"0.4")), damage(row, "another")
+        ('damaged or edited (its digest is another)', 'moved or renamed (it is a row)')
+    """
+    if isinstance(source, bytes):
+        return _damage(io.BytesIO(source), len(source), of)
+    if not source.is_file():
+        return "not a regular file"
     try:
-        with os.fdopen(handle, "wb") as file:
-            # A file's name that is not in UTF-8 may be quoted.
-            file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
+        with source.open("rb") as file:
+            return _damage(file, os.fstat(file.fileno()).st_size, of)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _damage(file: BinaryIO, size: int, of: str | None) -> str | None:
+    start = file.read(8)
+    head = start + file.read(min(int.from_bytes(start, "little"), size))  # of safetensors; of text all
+    if (found := _SEAL.search(head)) is None:
+        if _OLD_FORMAT in head:
+            return "of an older version of fedax, which did not keep what its run is made of"
+        return "damaged, or of an older version of fedax (it has no digest)"
+    hasher = hashlib.sha256()
+    for block in (head[: found.start(1)], _BLANK.encode(), head[found.end(1) :]):
+        hasher.update(block)
+    while block := file.read(_BLOCK):
+        hasher.update(block)
+    if hasher.hexdigest().encode() != found[1]:
+        return "damaged or edited (its digest is another)"
+    try:
+        known = None if found[2] is None else json.loads(found[2])
+    except ValueError:
+        return "damaged (it does not say what it is)"
+    return f"moved or renamed (it is {known[:200]})" if known is not None and of not in (None, known) else None
+
+
+def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
+    """Write a file whole or not at all: first a temporary file in the same folder, which is then renamed.
+
+    Raises:
+        OSError: it names ``path``.
+    """
+    # A file's name that is not in UTF-8 may be quoted.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    with writing(path) as temporary:
+        with temporary.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, mode)  # only its owner could read it so far
+        temporary.chmod(mode)  # only its owner could read it so far
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """A temporary file that gets the name ``path`` in the end; an error names ``path``, and leaves nothing."""
+    temporary = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=WRITING)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+    except BaseException as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

@@ -108,8 +108,12 @@ def test_clients_keep_their_names(tmp_path):
     assert again.names == data.names and again.name(1) == "Böhm"
     for text in ("{}", '["a"]', '["a", "a", "b"]', "[", '["a", 1, "b"]'):
         (tmp_path / "named" / "names.json").write_text(text)
-        with pytest.raises(DataError, match="names"):
+        with pytest.raises(DataError, match=r"named/names\.json"):
             fedax.FederatedData.open(tmp_path / "named")
+    data.save(tmp_path / "short")
+    np.save(tmp_path / "short" / "weights.npy", np.ones(2))
+    with pytest.raises(DataError, match="short: weights"):
+        fedax.FederatedData.open(tmp_path / "short")
 
 
 def test_what_cannot_be_saved_or_opened(tmp_path):

@@ -161,7 +161,7 @@ def flips(content):
     """A file with one bit flipped: in the length, the digest, the text, other parts of the header, each tensor."""
     head = 8 + int.from_bytes(content[:8], "little")
     tensors = json.loads(content[8:head])
-    places = [0, 7, 8, head - 1, content.index(b"sha256") + 1, checkpoint._DIGEST.search(content).start(1)]
+    places = [0, 7, 8, head - 1, content.index(b"sha256") + 1, content.index(b'"sha256": "') + 11]
     places += [content.index(word) for word in (b"shape", b"data_offsets", b"dtype")]
     places += [content.index(word) for word in (b"train_loss", b"seconds") if word in content]
     places += [head + form["data_offsets"][0] for name, form in tensors.items() if name != "__metadata__"]
@@ -204,6 +204,26 @@ def test_no_damage_passes(prolonged, tmp_path):
             run("scaffold", tmp_path)
 
 
+def test_a_renamed_checkpoint_is_not_believed(prolonged, tmp_path):
+    """One of another round or process; the best model of another run."""
+    folder, whole = prolonged
+    shutil.copytree(folder, tmp_path / "run")
+    newest = max((tmp_path / "run").iterdir())
+    newest.rename(newest.with_name("round-000000007.0-of-1.safetensors"))
+    with pytest.warns(DamagedWarning, match=rf"moved or renamed \(it is {newest.name}\).*going on from round 3, to"):
+        identical(whole, run("scaffold", tmp_path / "run"))
+    for name in ("round-000000005.0-of-1.safetensors", "round-000000006.0-of-1.safetensors"):
+        place = tmp_path / f"alone-{name}"
+        place.mkdir()
+        shutil.copy(newest, place / name)
+        if name == newest.name:
+            identical(whole, run("scaffold", place))
+            continue
+        with pytest.raises(CheckpointError, match=rf"{name}: moved or renamed \(it is .*; there is no other one"):
+            run("scaffold", place)
+    assert checkpoint.damage(newest, "round-000000006.1-of-2.safetensors") == f"moved or renamed (it is {newest.name})"
+
+
 def test_files_of_an_older_version_are_refused(prolonged, tmp_path):
     path = tmp_path / "round-000000006.0-of-1.safetensors"
     good = max(prolonged[0].iterdir()).read_bytes()
@@ -233,9 +253,14 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch):
     run("scaffold", tmp_path, rounds=3)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match="No space left"):
+    with pytest.raises(CheckpointError, match="No space left") as refused:
         run("scaffold", tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert f"{tmp_path / max(before)} is there, and whole" in str(refused.value)
+    (tmp_path / "new").mkdir()
+    with pytest.raises(CheckpointError, match="there is no other one"):
+        run("scaffold", tmp_path / "new")
+    assert not [*(tmp_path / "new").iterdir()]
 
 
 def test_they_come_by_time(tmp_path, monkeypatch):

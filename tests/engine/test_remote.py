@@ -1038,6 +1038,17 @@ def test_memory_that_is_damaged(spoil):
         run(KEEPING["one exchange"], at_round(2, do))
 
 
+def test_memory_that_was_renamed():
+    """Another version of the same client, and that of another run."""
+
+    def do(at: Here) -> None:
+        old, new = memory_files(at.sites[THIRD], 1)[-2:]
+        old.replace(new)
+
+    with pytest.raises(fedax.NodeError, match=r"client '1': its memory, .* is moved or renamed \(it is \d+/1-"):
+        run(KEEPING["one exchange"], at_round(2, do))
+
+
 def test_old_versions_are_removed():
     """That of the round under way, those of three states before, and that from which the last exchange began."""
     for name, most in (*([("one exchange", 4)] if LONG else []), ("listening", 5), ("two, and no memory", 0)):

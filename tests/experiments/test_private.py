@@ -13,6 +13,7 @@ from fedax.engine.checkpoint import _check_figures
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, execute, new_folder, plan, read, runs, summary, tables, tune
 from fedax.experiments.report import render
+from fedax.experiments.runs.folder import sealed_row
 
 pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
 
@@ -123,9 +124,9 @@ def rewritten(record, folder, epsilon):
     folder.mkdir()
     for name in ("config.toml", "about.json", "metrics.jsonl"):
         (folder / name).write_bytes((record.folder / name).read_bytes())
-    *rows, last = (folder / "metrics.jsonl").read_text().splitlines()
-    rows.append(json.dumps(json.loads(last) | {"epsilon": epsilon}))
-    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    *rows, last = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    rows.append(sealed_row(folder, json.loads(last) | {"epsilon": epsilon}))
+    (folder / "metrics.jsonl").write_bytes(b"".join(rows))
     return folder
 
 

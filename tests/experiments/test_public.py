@@ -22,6 +22,7 @@ from fedax.cli import app
 from fedax.engine import secret
 from fedax.errors import ConfigError
 from fedax.experiments import build, execute, new_folder, runner
+from fedax.experiments.runs import write_json
 
 from ..test_tracking import events, needs
 
@@ -352,7 +353,7 @@ def test_what_has_no_public_form(tmp_path):
         for step in path[:-1]:
             at = at[step]
         del at[path[-1]]
-        (folder / "about.json").write_text(json.dumps(old))
+        write_json(folder / "about.json", old)
         assert "run it again" in refused(folder)
 
 

@@ -23,6 +23,7 @@ from fedax.experiments.study import (
     write_page,
 )
 from fedax.experiments.study.parts import short
+from fedax.files import with_digest
 
 RECIPE = """
 name = "small"
@@ -580,7 +581,11 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     part.row("fedavg")["label"] = "FedAvg"  # as another part calls it, with the same job
     assert faults(study, folder) == []
     path = folder / "results" / "one.jsonl"
-    path.write_text(path.read_text().replace('"mean":', '"mean":1'))
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b'"mean":', b'"mean":1'))
+    with pytest.raises(DataError, match=r"one\.jsonl, line 1: .*edited"):
+        faults(study, folder)
+    path.write_bytes(b"".join(map(with_digest, path.read_bytes().splitlines(keepends=True))))
     assert f"one: FedAvg, tuning: its scores are not those of {sweep.folder}." in faults(study, folder)
 
 

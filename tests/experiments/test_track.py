@@ -46,7 +46,7 @@ def lines(folder):
     results = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
-        about = [row.pop(name) for name in ("label", "method", "seed", "status")]
+        about = [row.pop(name) for name in ("label", "method", "seed", "status", "sha256", "of")]
         results.setdefault((about[0], about[2]), []).append(row)
     return results
 

@@ -148,6 +148,9 @@ def report(
     public: Annotated[
         bool, typer.Option("--public", help="Only what may be published of a private run, to RUN/public.html.")
     ] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Show what was edited or moved all the same, with a note.")
+    ] = False,
 ) -> None:
     """Draw the report of one run, or of several together; or print tables of them.
 
@@ -174,14 +177,14 @@ def report(
       fedax report runs/private-1 --public
     """
     from fedax.errors import ConfigError, one_line
-    from fedax.experiments import read, summary, tables, write_report
+    from fedax.experiments import clients, read, summary, tables, write_report
     from fedax.experiments.runs import lost
     from fedax.files import write_atomic
 
     aim = None if target is None else _target(target)
-    records = [read(folder) for folder in runs]
+    records = [read(folder, trust) for folder in runs]
     for record in records:
-        for sentence in lost(record):
+        for sentence in (*lost(record), *clients.damaged(record)):
             echo(f"warning: {one_line(f'{record.folder}: {sentence}', 1000)}", err=True)
     page = records[0].folder / ("public.html" if public else "report.html")
     path = out or (page if len(records) == 1 else pathlib.Path("comparison.html"))

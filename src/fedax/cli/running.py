@@ -149,14 +149,17 @@ def writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Itera
     from fedax.errors import ConfigError
     from fedax.experiments import runner
 
-    # The same for every command that began the run.
-    way_on = f"fedax {command} {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume"
-    way_on += " --allow-code" * own_code
+    def way_on() -> str:
+        if not (folder / "config.toml").is_file():  # the last file of a beginning
+            return "the same command again"
+        # The same for every command that began the run.
+        text = f"fedax {command} {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume"
+        return text + " --allow-code" * own_code
 
     def stopped(error: KeyboardInterrupt) -> None:
         report = runner.draw_stopped(folder)
         seen = f"what was done is in {folder}" if report is None else f"report: {report}"
-        echo(f"stopped; {seen}; to go on: {way_on}", err=True)
+        echo(f"stopped; {seen}; to go on: {way_on()}", err=True)
         raise typer.Exit(exits.exit_code(error)) from None
 
     with runner.writing(folder, stopped):
@@ -165,5 +168,5 @@ def writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Itera
             yield
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
-            way_out = f"it cannot be written ({error.strerror or error}{where}); once it can: {way_on}"
+            way_out = f"it cannot be written ({error.strerror or error}{where}); once it can: {way_on()}"
             raise ConfigError("out", str(folder), way_out) from error

@@ -273,10 +273,13 @@ class FederatedData:
         sizes, weights = (np.array(_mapped(folder / f"{name}.npy")) for name in ("sizes", "weights"))
         transform_file = folder / "transform.json"
         transform = Transform.load(transform_file) if transform_file.exists() else None
-        names = _saved_names(folder / "names.json")
+        names = _saved_names(folder / "names.json", sizes.size)
         overview_file = folder / "overview.json"
         overview = Overview.load(overview_file) if overview_file.exists() else None
-        return cls(examples, sizes, weights, names=names, transform=transform, overview=overview, _finite=True)
+        try:
+            return cls(examples, sizes, weights, names=names, transform=transform, overview=overview, _finite=True)
+        except DataError as error:
+            raise DataError(f"{folder}: {error}") from None
 
     @property
     def num_clients(self) -> int:
@@ -341,7 +344,7 @@ class FederatedData:
         return f"FederatedData({self.num_clients} clients, {self.num_examples} examples, {low} to {high} a client)"
 
 
-def _saved_names(file: pathlib.Path) -> list[str] | None:
+def _saved_names(file: pathlib.Path, clients: int) -> tuple[str, ...] | None:
     if not file.exists():
         return None
     try:
@@ -351,7 +354,10 @@ def _saved_names(file: pathlib.Path) -> list[str] | None:
         raise DataError(f"{file}: cannot be read ({error})") from error
     if not isinstance(names, list):
         raise DataError(f"{file}: not a list of names")
-    return names
+    try:
+        return _names(names, clients)
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from None
 
 
 def _mapped(file: pathlib.Path) -> np.ndarray:
@@ -473,14 +479,18 @@ def _entry(name: str, leaf: Any, at: tuple[int, ...]) -> str:
 
 def _names(names: Any, clients: int) -> tuple[str, ...]:
     given = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (names,)
-    if len(given) != clients or not all(
-        isinstance(name, str) and name.strip() and name.isprintable() for name in given
-    ):
-        raise DataError(f"names: {len(given)} for {clients} clients; give each of them one text that can be printed")
+    if len(given) != clients or not all(map(_printable, given)):
+        wrong = next((f", {name!r} among them" for name in given if not _printable(name)), "")
+        way_out = "give each of them one text that can be printed"
+        raise DataError(f"names: {len(given)} for {clients} clients{wrong}; {way_out}")
     if len({*given}) < clients:
         twice = next(name for k, name in enumerate(given) if name in given[:k])
         raise DataError(f"names: two clients are called {twice!r}; give each its own")
     return given
+
+
+def _printable(name: Any) -> bool:
+    return isinstance(name, str) and name.strip() != "" and name.isprintable()
 
 
 def _weights(weights: Any, sizes: np.ndarray) -> np.ndarray:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
@@ -18,7 +17,7 @@ from fedax.data.doubts import Doubts, doubts_of
 from fedax.data.formats import parse_json
 from fedax.data.portable import sin_cos
 from fedax.errors import DataError
-from fedax.files import regular
+from fedax.files import regular, write_atomic
 
 _FILE = 1 << 26  # bytes
 _YEAR = 365.2425  # days
@@ -78,10 +77,7 @@ class Document(Strict):
         """
         place = pathlib.Path(path)
         try:
-            with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False, encoding="utf-8") as file:
-                file.write(_in_lines(self.to_json()))
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, place)
+            write_atomic(place, _in_lines(self.to_json()))
         except OSError as error:
             raise DataError(f"{place}: cannot be written ({error.strerror})") from error
 

@@ -39,16 +39,13 @@ from fedax.engine.loop import State
 from fedax.engine.memory import ClientMemory
 from fedax.engine.signals import HeldSignals
 from fedax.errors import CheckpointError, ConfigError, DamagedWarning, caller_level, unknown
-from fedax.files import WRITING
+from fedax.files import WRITING, damage, seal, writing
 from fedax.numbers import check_count, check_number
 
-_FORMAT, _ONE_RUN, _OLD_FORMAT = "fedax checkpoint 3", "fedax checkpoint 2", "fedax checkpoint 1"
+_FORMAT, _ONE_RUN = "fedax checkpoint 3", "fedax checkpoint 2"
 _ROWS = 2**26  # bytes of client memory that are read at a time
 _BEST = re.compile(r"best(-\d+)?\.safetensors")
 _NAME = re.compile(r"round-(\d{9})\.(\d+)-of-(\d+)\.safetensors")
-_BLOCK = 2**16  # bytes that are hashed at a time
-BLANK = "0" * 64  # stands for the digest while a file is hashed
-_DIGEST = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')  # in a header; quotation marks within texts are escaped there
 _KINDS = {"f": "F", "i": "I", "u": "U"}
 _TENSORS = {
     "server": "server",
@@ -333,7 +330,8 @@ class Keeper:
         index = -1
         if jax.process_index() == 0:
             for index in sorted(complete, reverse=True):
-                problems = [f"{path}: {wrong}" for path in complete[index] if (wrong := damage(path)) is not None]
+                found = {path: damage(path, path.name) for path in complete[index]}
+                problems = [f"{path}: {wrong}" for path, wrong in found.items() if wrong is not None]
                 if not problems:
                     break
                 damaged[index] = problems
@@ -393,7 +391,7 @@ class Keeper:
         """Write a checkpoint, and remove those that are too old; then handle the signals that were held back.
 
         Raises:
-            CheckpointError: it cannot be written; earlier ones are as they were.
+            CheckpointError: it cannot be written; the newest that is there is named.
         """
         number, process = processes.count(), jax.process_index()
         over = not self.lasting and all(run.model is not None for run in saved.runs)
@@ -405,7 +403,7 @@ class Keeper:
             runs.append({"status": run.status, "ended": ended, "rows": run.rows, "costs": run.costs})
         path = self.folder / f"round-{saved.done:09}.{process}-of-{number}.safetensors"
         self._write(path, tensors, {"over": over, "runs": runs})
-        with _writing(path):
+        with self._writing(path):
             if process == 0:
                 self._clean(saved.done)
         self._time, self._round = time.monotonic(), saved.done
@@ -432,8 +430,23 @@ class Keeper:
 
     def _write(self, path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Unknown]) -> None:
         meta = {"format": _FORMAT, "versions": versions(), "job": self._settings, **about}
-        with _writing(path):
+        with self._writing(path):
             write_tensors(path, tensors, json.dumps(meta))
+
+    @contextlib.contextmanager
+    def _writing(self, path: pathlib.Path) -> Iterator[None]:
+        """Turn a failure to write into an error that says what there is to go on from."""
+        try:
+            yield
+        except OSError as error:
+            found: list[pathlib.Path] = []
+            with contextlib.suppress(OSError):  # the folder is gone
+                if _NAME.fullmatch(path.name):
+                    found = [files[0] for files in self._complete().values() if damage(files[0], files[0].name) is None]
+                else:
+                    found = [path] if path.exists() else []
+            left = f"{found[-1]} is there, and whole" if found else "there is no other one"
+            raise CheckpointError(f"{path}: cannot be written ({error.strerror}); {left}") from error
 
     def _clean(self, newest: int) -> None:
         """Remove old and damaged checkpoints, and the unfinished files of a process that was killed."""
@@ -456,7 +469,7 @@ class Keeper:
         path = self._best_path(which)
         if self.wanted.best is None or not path.exists():
             return None
-        if (wrong := damage(path)) is not None:
+        if (wrong := damage(path, path.name)) is not None:
             raise CheckpointError(f"{path}: {wrong}; remove it to go on, with the best model from then on")
         with _opened(path) as file:
             meta = self._metadata(path, file, {"of", "round", "value"})
@@ -586,54 +599,6 @@ def discard(folder: pathlib.Path) -> None:
         folder.rmdir()
 
 
-def damage(path: pathlib.Path) -> str | None:
-    """What is wrong with a file that should hold a digest of itself, or ``None``."""
-    if not path.is_file():
-        return "not a regular file"
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(8)
-            head = file.read(min(int.from_bytes(start, "little"), size))
-            if (digest := _DIGEST.search(head)) is None:
-                old = _OLD_FORMAT.encode() in head
-                if old:
-                    return "of an older version of fedax, which did not keep what its run is made of"
-                return "damaged, or of an older version of fedax (it has no digest)"
-            hasher = hashlib.sha256(start)
-            for block in (head[: digest.start(1)], BLANK.encode(), head[digest.end(1) :]):
-                hasher.update(block)
-            while block := file.read(_BLOCK):
-                hasher.update(block)
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    return None if hasher.hexdigest().encode() == digest[1] else "damaged (its digest is another)"
-
-
-def with_digest(content: bytes) -> bytes:
-    """A safetensors file whose header has ``BLANK`` as ``sha256``, with its digest there.
-
-    Example:
-        >>> with_digest(b"")
-        Traceback (most recent call last):
-        ValueError: no place for a digest
-    """
-    place = _DIGEST.search(content)
-    if place is None:
-        raise ValueError("no place for a digest")
-    digest = hashlib.sha256(content).hexdigest().encode()
-    return content[: place.start(1)] + digest + content[place.end(1) :]
-
-
-@contextlib.contextmanager
-def _writing(path: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        why = f"cannot be written ({error.strerror}); earlier ones are as they were"
-        raise CheckpointError(f"{path}: {why}") from error
-
-
 @contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[Unknown]:
     if not path.is_file():
@@ -706,9 +671,16 @@ def _label(kind: np.dtype) -> str:
     return "BOOL" if kind.kind == "b" else f"{_KINDS[kind.kind]}{8 * kind.itemsize}"
 
 
-def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> None:
-    """Write a safetensors file whole or not at all; the library would hold a second copy of everything in memory."""
-    header: dict[str, Unknown] = {"__metadata__": {"sha256": BLANK, "fedax": text}}
+def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str, of: str | None = None) -> None:
+    """Write a safetensors file whole or not at all; the library would hold a second copy of everything in memory.
+
+    Args:
+        path: the file.
+        tensors: by their names.
+        text: what else is to be in it.
+        of: what the file is, see :func:`fedax.files.damage`; default: as it is called.
+    """
+    header: dict[str, Unknown] = {"__metadata__": seal(path.name if of is None else of) | {"fedax": text}}
     at = 0
     arrays = {name: np.ascontiguousarray(leaf).reshape(leaf.shape) for name, leaf in tensors.items()}
     for name, leaf in arrays.items():
@@ -718,27 +690,26 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: s
             "data_offsets": [at, at + leaf.nbytes],
         }
         at += leaf.nbytes
+    blank = with_head(header)
+    digest = hashlib.sha256()
+    with writing(path) as temporary, temporary.open("wb") as file:
+        parts: list[Unknown] = [blank, *(leaf.reshape(-1).view(np.uint8).data for leaf in arrays.values())]
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+        file.seek(blank.index(header["__metadata__"]["sha256"].encode()))
+        file.write(digest.hexdigest().encode())
+        file.flush()
+        os.fsync(file.fileno())
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def with_head(header: Mapping[str, Unknown], body: bytes = b"") -> bytes:
+    """A safetensors file of a header and the bytes of its tensors."""
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    head = struct.pack("<Q", len(head)) + head
-    digest = hashlib.sha256()
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=WRITING)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            parts: list[Unknown] = [head, *(leaf.reshape(-1).view(np.uint8).data for leaf in arrays.values())]
-            for part in parts:
-                digest.update(part)
-                file.write(part)
-            file.seek(head.index(BLANK.encode()))
-            file.write(digest.hexdigest().encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise
+    return struct.pack("<Q", len(head)) + head + body

@@ -95,12 +95,13 @@ class Run:
         """The delivered model, which predicts."""
         return model_of(self._origin, self.params)
 
-    def save(self, path: str | os.PathLike[str], best: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], best: bool = False, of: str = "") -> None:
         """Write the delivered model, and what it takes to predict with it, to a file for :func:`fedax.load_model`.
 
         Args:
             path: ``*.safetensors``; a file that is there is replaced. Tensors are called by their paths in the pytree.
             best: the best model, where ``Checkpoints(best=…)`` kept one.
+            of: what the file is, where a folder's reader checks it; default: it may be moved and renamed.
 
         Raises:
             ConfigError: there is no best model.
@@ -110,7 +111,7 @@ class Run:
         """
         if best and self.best is None:
             raise ConfigError("best", True, "no best model was kept; run with Checkpoints(best='test_loss')")
-        model_of(self._origin, self.best.params if best and self.best is not None else self.params).save(path)
+        model_of(self._origin, self.best.params if best and self.best is not None else self.params).save(path, of)
 
     def public(self) -> "Run":
         """What may be published of a private run: all of it is covered by ε, or made of public data.

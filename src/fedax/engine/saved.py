@@ -20,10 +20,10 @@ from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
 from fedax.data.doubts import Doubts, in_words, refuse
 from fedax.data.formats import parse_json
-from fedax.engine.checkpoint import BLANK, damage, with_digest
+from fedax.engine.checkpoint import with_head
 from fedax.engine.job import Origin
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
-from fedax.files import regular, write_atomic
+from fedax.files import damage, regular, seal, with_digest, write_atomic
 from fedax.numbers import narrowed
 from fedax.programs import compiled
 from fedax.tasks import TASKS, pytorch
@@ -177,10 +177,10 @@ class Model:
         found: dict[str, Unknown] = pytorch.to_torch_state_dict(self.task, self.params, tensors=tensors)
         return found
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, of: str = "") -> None:
         """Write it again, as :meth:`fedax.Run.save` does."""
         fixed = pytorch.constants(self.task) if pytorch.is_of(self.task) else {}
-        write_model(path, self.params, json.dumps(self._description(), allow_nan=False), fixed)
+        write_model(path, self.params, json.dumps(self._description(), allow_nan=False), fixed, of)
 
     def _batch(self, x: Unknown) -> Tree:
         if self.task.outputs is None:
@@ -387,7 +387,9 @@ def _module(
         raise DataError(f"{path}: its model cannot be made ({error})") from error
 
 
-def write_model(path: Path, params: Tree, about: str = "", constants: Mapping[str, np.ndarray] | None = None) -> None:
+def write_model(
+    path: Path, params: Tree, about: str = "", constants: Mapping[str, np.ndarray] | None = None, of: str = ""
+) -> None:
     """A pytree of arrays as safetensors; a tensor's name is its path in the tree, such as ``layers.0.weight``.
 
     Args:
@@ -395,6 +397,7 @@ def write_model(path: Path, params: Tree, about: str = "", constants: Mapping[st
         params: the parameters.
         about: the description that :func:`load_model` needs.
         constants: arrays of the model that are no parameters, by name.
+        of: what the file is, for :func:`read_model`; it may then not be moved.
 
     Example:
         >>> import tempfile
@@ -410,22 +413,29 @@ def write_model(path: Path, params: Tree, about: str = "", constants: Mapping[st
     content = safetensors.numpy.save(tensors)
     start = 8 + int.from_bytes(content[:8], "little")
     # The library writes metadata in any order, and the same model has to be the same file.
-    head = {"__metadata__": {"sha256": BLANK} | ({"fedax": about} if about else {})} | json.loads(content[8:start])
-    header = json.dumps(head).encode()
-    header += b" " * (-len(header) % 8)
-    write_atomic(pathlib.Path(path), with_digest(len(header).to_bytes(8, "little") + header + content[start:]))
+    head = {"__metadata__": seal(of) | ({"fedax": about} if about else {})} | json.loads(content[8:start])
+    write_atomic(pathlib.Path(path), with_digest(with_head(head, content[start:])))
 
 
-def read_model(path: pathlib.Path, like: Tree) -> Tree:
+def renamed(content: bytes, of: str) -> bytes:
+    """A safetensors file of fedax that says from now on that it is something else, see :func:`fedax.files.seal`."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    head = json.loads(content[8:start])
+    about = {name: text for name, text in head["__metadata__"].items() if name == "fedax"}
+    return with_digest(with_head(head | {"__metadata__": seal(of) | about}, content[start:]))
+
+
+def read_model(path: pathlib.Path, like: Tree, of: str | None = None) -> Tree:
     """The parameters that :func:`write_model` wrote.
 
     Args:
         path: the file.
         like: a pytree of arrays, or of their shapes, of the model's structure.
+        of: what the file should be; ``None``: any model of this structure.
 
     Raises:
         ConfigError: there is no such file.
-        DataError: it cannot be read, is damaged, or holds another model.
+        DataError: it cannot be read, is damaged, was moved or renamed, or holds another model.
 
     Example:
         >>> import tempfile
@@ -434,11 +444,11 @@ def read_model(path: pathlib.Path, like: Tree) -> Tree:
         >>> read_model(path, [np.zeros(2), {"b": np.zeros(())}])
         [array([0., 0.]), {'b': array(1.)}]
     """
-    tensors = {name: leaf for name, leaf in _read(path)[0].items() if not name.startswith(_CONSTANT)}
+    tensors = {name: leaf for name, leaf in _read(path, of)[0].items() if not name.startswith(_CONSTANT)}
     return _checked_params(path, tensors, like)
 
 
-def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], bytes]:
+def _read(path: pathlib.Path, of: str | None = None) -> tuple[dict[str, np.ndarray], bytes]:
     """The tensors of a file by name, and its description."""
     try:
         if path.exists():
@@ -456,7 +466,7 @@ def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], bytes]:
         raise DataError(f"{path}: no safetensors file ({ascii(str(error))[:200]})") from error  # it may have their text
     except KeyError as error:
         raise DataError(f"{path}: it holds numbers of type {error}; a model's are {', '.join(_FLOATS)}") from error
-    if (wrong := damage(path)) is not None:
+    if (wrong := damage(path, of)) is not None:
         raise DataError(f"{path}: {wrong}; train the model again")
     head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return tensors, str(head.get("__metadata__", {}).get("fedax", "")).encode()[:_LONGEST]

@@ -7,6 +7,7 @@ minibatch size and the first method's learning rate.
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -29,7 +30,7 @@ from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
 from fedax.experiments.config.experiment import Experiment
-from fedax.experiments.runs import Record, model_path, rows_of
+from fedax.experiments.runs import Record, at_end, model_path, rows_of, said
 from fedax.files import cell, quoting_of, regular, slug, text_of, write_atomic
 from fedax.progress import show_progress
 
@@ -147,9 +148,20 @@ def damaged(record: Record) -> list[str]:
 def _damage(path: Path) -> str | None:
     try:
         read_table(path)
+        was = at_end(path.parents[1]).get("tables", {}).get(f"{path.parent.name}/{path.name}")
     except DataError as error:
         return str(error)
-    return None
+    return None if was in (None, _digest(path)) else f"{path}: edited or moved (its digest is another)"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The digests of all tables in a run folder, by their paths there."""
+    paths = sorted(path for place in ("clients", "baselines") for path in (folder / place).glob("*.csv"))
+    return {path.relative_to(folder).as_posix(): _digest(path) for path in paths}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 # ---- evaluation
@@ -236,7 +248,8 @@ def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
     if problem is not None:
         warnings.warn(f"{label}, seed {seed}: {problem}; it is made again", DamagedWarning, stacklevel=3)
     if problem is not None or not path.exists():
-        params = read_model(model_path(folder, label, seed), experiment.task.entire.form())
+        model = model_path(folder, label, seed)
+        params = read_model(model, experiment.task.entire.form(), said(folder, model))
         if finite_model(params):
             data, _, test = experiment.split(seed)
             add_table(experiment, folder, label, seed, params, test, _arrivals(experiment, folder, label, seed, data))

@@ -12,7 +12,7 @@ from fedax.data import FederatedData
 from fedax.engine.saved import read_model
 from fedax.experiments import summary
 from fedax.experiments.config.experiment import Experiment, within_deadline
-from fedax.experiments.runs import Record, finite, slug, write_json
+from fedax.experiments.runs import Record, finite, said, slug, write_json
 from fedax.theory import diagnose
 from fedax.theory.diagnostics import MATERIAL
 
@@ -48,7 +48,7 @@ def diagnose_run(
         missing = []
         for seed in run["seeds"][:1] if run["split_seeds"] else run["seeds"]:  # other seeds have other data
             path = record.folder / "models" / f"{slug(label)}-seed{seed}.safetensors"
-            model = read_model(path, form) if path.is_file() else None
+            model = read_model(path, form, said(record.folder, path)) if path.is_file() else None
             if model is not None and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):
                 points[f"the final one of seed {seed}"] = experiment.task.part_of(model)
             else:

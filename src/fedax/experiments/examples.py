@@ -18,8 +18,8 @@ from fedax.experiments.chance import fixed_part
 from fedax.experiments.clients import finite_model, whole_task
 from fedax.experiments.config.experiment import Experiment, columns
 from fedax.experiments.defaults import judge
-from fedax.experiments.runs import model_path
-from fedax.files import regular, slug
+from fedax.experiments.runs import model_path, said
+from fedax.files import damage, regular, slug
 
 _MOST_BYTES = 1 << 30
 
@@ -73,7 +73,7 @@ def add(experiment: Experiment, folder: Path, label: str, seed: int, params: Any
         f"{part}_{measure}": np.asarray(values, np.float32),
         "sizes": np.asarray(sizes, np.int64),
     }
-    write_tensors(path, tensors, "values of held-out examples")
+    write_tensors(path, tensors, "values of held-out examples", said(folder, path))
 
 
 def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
@@ -84,7 +84,8 @@ def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
     if read(folder, label, seed, "_".join(stored)) is None:
         if path.exists():
             warnings.warn(f"{path} is damaged; it is made again", DamagedWarning, stacklevel=3)
-        params = read_model(model_path(folder, label, seed), experiment.task.entire.form())
+        model = model_path(folder, label, seed)
+        params = read_model(model, experiment.task.entire.form(), said(folder, model))
         add(experiment, folder, label, seed, params)
 
 
@@ -92,7 +93,7 @@ def read(folder: Path, label: str, seed: int, column: str) -> ExampleValues | No
     """The values of a run; ``None`` if the file is missing or cannot be used."""
     path = path_of(folder, label, seed)
     try:
-        if not path.is_file() or regular(path) > _MOST_BYTES:
+        if not path.is_file() or regular(path) > _MOST_BYTES or damage(path, said(folder, path)) is not None:
             return None
         with safetensors.safe_open(path, framework="numpy") as file:
             tensors: Mapping[str, np.ndarray] = {name: file.get_tensor(name) for name in (column, "sizes")}

@@ -26,7 +26,7 @@ from fedax.engine.identity import differences, same_versions
 from fedax.engine.places.nodes import Transport
 from fedax.engine.places.side_by_side import side_by_side
 from fedax.engine.private import outlook
-from fedax.engine.saved import read_model
+from fedax.engine.saved import read_model, renamed
 from fedax.engine.sweep import discard_sweep, on_one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
@@ -61,7 +61,10 @@ from fedax.experiments.runs import (
     refuse_links,
     remove_unfinished,
     rows_of,
+    run_of,
+    said,
     slug,
+    unsealed,
     write_json,
 )
 from fedax.federation.work import Work
@@ -181,9 +184,10 @@ def execute(
         compiled[label] += sum(run.compile_seconds for run in trained)
         if writes:
             for (_, seed), run in zip(batch, trained, strict=True):
+                path, best = (model_path(folder, label, seed, best) for best in (False, True))
                 if run.best is not None:
-                    run.save(model_path(folder, label, seed, best=True), best=True)
-                run.save(model_path(folder, label, seed))
+                    run.save(best, best=True, of=said(folder, best))
+                run.save(path, of=said(folder, path))
                 if by_client and clients.finite_model(run.params):
                     clients.add_table(experiment, folder, label, seed, run.params, data[seed][2], run.arrivals)
                 examples.add(experiment, folder, label, seed, run.params)
@@ -318,7 +322,8 @@ def _run_elsewhere(
             append_lines(folder, rows)
             with logs.of([(label, seed)]) as end:
                 for line in rows.splitlines():
-                    row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+                    parsed = unsealed(json.loads(line))
+                    row = {name: math.nan if value is None else value for name, value in parsed.items()}
                     for name in ("label", "method", "seed", "status"):
                         del row[name]
                     logs.row(label, seed, row)
@@ -331,7 +336,8 @@ def _run_elsewhere(
                 for name, content in outcome.files.items():
                     if name.startswith(f"{place}/"):
                         (folder / place).mkdir(exist_ok=True)
-                        write_atomic(folder / name, content)
+                        mine = said(folder, folder / name)
+                        write_atomic(folder / name, renamed(content, mine) if place != "clients" else content)
             discard(_checkpoints(folder, [(label, seed)]))
     for batch in batches:
         if len(batch) > 1 and not failures.found:
@@ -545,9 +551,9 @@ def _finished_runs(
             problem = f"rows of rounds {few(missing)} are missing in metrics.jsonl"
         else:
             try:
-                read_model(path, form)
+                read_model(path, form, said(folder, path))
                 if best and (other := model_path(folder, label, seed, best=True)).exists():
-                    read_model(other, form)
+                    read_model(other, form, said(folder, other))
                 complete.add((label, seed))
             except DataError as error:
                 problem = str(error)
@@ -581,6 +587,7 @@ def begin(
     sources = list(experiments[0].code.values())
     about = _run_facts(experiments) | {"made_of": made_of, "privacy": private or None, "code": own.digests(sources)}
     about["public"] = experiments[0].public
+    about["run"] = run_of(text.encode(), about)
     if experiments[0].keeps_noise:
         secret.root(folder)
     write_json(folder / "about.json", about)
@@ -594,7 +601,9 @@ def finish(folder: Path, compiled: Mapping[str, float], drawn: bool = True) -> R
     record = read(folder)
     (problem,) = summary.problems([record])
     methods = [_method_summary(m, problem, compiled[m.label]) for m in summary.methods([record])]
-    content = {"name": record.name, "judged": summary.judged(problem), "methods": methods}
+    content: dict[str, Any] = {"name": record.name, "judged": summary.judged(problem), "methods": methods}
+    rows = sum(len(run.history["round"]) for run in record.runs)
+    content |= {"rows": rows, "tables": clients.digests(folder)}
     write_json(folder / "summary.json", content)
     if drawn:
         draw(record)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import fedax
 from fedax.columns import better
 from fedax.engine import secret
+from fedax.engine.saved import renamed
 from fedax.engine.sweep import blocks, discard_sweep
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
 from fedax.experiments import cluster, own, sweeps, toml
@@ -29,16 +30,21 @@ from fedax.experiments.config.sections import SELECTORS, ExperimentSection, Swee
 from fedax.experiments.defaults import judge
 from fedax.experiments.runner import begin, check_key, finish
 from fedax.experiments.runs import (
+    AnyTable,
     Path,
     Record,
+    append_lines,
     append_metrics,
     begun,
     keep_rows,
     model_path,
     read,
+    read_json,
     refuse_links,
     remove_unfinished,
+    said,
     slug,
+    unsealed,
     write_json,
 )
 from fedax.files import write_atomic
@@ -168,7 +174,7 @@ def tune(
         for label in tuning.points
     }
     if results.exists():
-        record, content = read(folder), json.loads(results.read_text())
+        record, content = read(folder), unsealed(read_json(results, AnyTable))
     else:
         experiments = [experiment for of_label in tuning.experiments.values() for experiment in of_label]
         if (about := begun(folder)) is None:
@@ -177,6 +183,7 @@ def tune(
             own.check_same(folder, about.get("code", {}), experiments[0].code.values())
             check_key(folder, experiments[0])
             keep_rows(folder, ())  # the checkpoints have the rows
+            (folder / "summary.json").unlink(missing_ok=True)  # which tells how many there were
         record, content = _tune(tuning, folder, watch, places, drawn, executor, kept)
         write_json(results, content)
     shutil.rmtree(_delivered(folder), ignore_errors=True)
@@ -211,7 +218,8 @@ def _tune(
         best = tuning.points[label].index(read(folder).trials(label)[0].point)
         for sweep in swept:
             for seed, run in zip(sweep.seeds, sweep.runs[best], strict=True):
-                run.save(model_path(folder, label, seed))
+                path = model_path(folder, label, seed)
+                run.save(path, of=said(folder, path))
     seconds = time.perf_counter() - began
     record = finish(folder, compiled, drawn)
     files = _write_best(tuning, record)
@@ -308,7 +316,8 @@ def try_points(experiments: list[Experiment], points: list[Point], folder: Path)
     for i, runs in enumerate(swept.runs):
         for seed, run in zip(seeds, runs, strict=True):
             run.save(_model_of_job(folder, i, seed))
-    write_json(folder / "compiled.json", sum(run.compile_seconds for runs in swept.runs for run in runs))
+    seconds = sum(run.compile_seconds for runs in swept.runs for run in runs)
+    write_atomic(folder / "compiled.json", json.dumps(seconds))
 
 
 def _model_of_job(folder: Path, point: int, seed: int) -> Path:
@@ -335,7 +344,7 @@ def _tune_elsewhere(
     """Sweep all methods by the jobs of an executor; returns the numbers of programs and seconds of compilation."""
     parts, programs = _parts(tuning)
     done = _delivered(folder)
-    left = {part.job.key: part for part in parts if not (done / part.job.key).exists()}
+    left = {part.job.key: part for part in parts if not cluster.delivered(done / part.job.key)}
     failures, number = cluster.Failures(), len(left)
     try:
         with cluster.Crew(executor) as crew:
@@ -351,8 +360,10 @@ def _tune_elsewhere(
                 cluster.deliver(outcome, done / job.key)
                 _show_rows(left[job.key].label, done / job.key, watch)
     finally:  # in the order of the points, whatever came first
-        rows = [done / part.job.key / "metrics.jsonl" for part in parts]
-        write_atomic(folder / "metrics.jsonl", b"".join(path.read_bytes() for path in rows if path.exists()))
+        write_atomic(folder / "metrics.jsonl", b"")
+        for part in parts:
+            if (path := done / part.job.key / "metrics.jsonl").exists():
+                append_lines(folder, path.read_bytes())
     failures.raise_any(number)
     compiled = dict.fromkeys(tuning.points, 0.0)
     for part in parts:
@@ -364,7 +375,8 @@ def _tune_elsewhere(
             if part.label == label and best in part.points:
                 for seed in part.seeds:
                     source = _model_of_job(done / part.job.key, part.points.index(best), seed)
-                    write_atomic(model_path(folder, label, seed), source.read_bytes())
+                    path = model_path(folder, label, seed)
+                    write_atomic(path, renamed(source.read_bytes(), said(folder, path)))
     return programs, compiled
 
 
@@ -391,7 +403,7 @@ def _parts(tuning: Tuning) -> tuple[list[_Part], int]:
 
 def _show_rows(label: str, folder: Path, watch: Watch | None) -> None:
     for line in (folder / "metrics.jsonl").read_bytes().splitlines() if watch is not None else ():
-        row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+        row = {name: math.nan if value is None else value for name, value in unsealed(json.loads(line)).items()}
         point: Any = row["point"]
         seed: Any = row["seed"]
         for name in ("label", "method", "point", "seed", "status"):

@@ -36,7 +36,7 @@ from fedax.data.federated import FederatedData
 from fedax.data.formats import parse_json
 from fedax.data.split import split
 from fedax.engine import by_client
-from fedax.engine.checkpoint import damage, write_tensors
+from fedax.engine.checkpoint import write_tensors
 from fedax.engine.checks import labels_of, pooled_of
 from fedax.engine.clients import ClientResult, SharedInputs, client_program, contribute
 from fedax.engine.devices import in_precision
@@ -78,7 +78,7 @@ from fedax.errors import ConfigError, DataError, FedaxError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full
 from fedax.federation.work import Epochs, Steps
-from fedax.files import WRITING, rotate
+from fedax.files import WRITING, damage, has_digest, rotate, seal, with_digest, write_atomic
 from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.task import Task
@@ -642,13 +642,12 @@ class Site:
             if settings[part] and self.held[part] is not None:
                 way_out = "none can be split off: give data.split." + part + " = 0"
                 raise NodeError(f"its owner has given held-out examples for {part} (--{part}), and {way_out}")
-        path, text = self._split_path(head["deal"]), json.dumps({"split": settings, "places": list(head["places"])})
-        if not path.exists() or path.read_text() != text:
-            self._split_from(text)  # before it is kept
+        path, stored = self._split_path(head["deal"]), {"split": settings, "places": list(head["places"])}
+        content = with_digest(json.dumps(seal(head["deal"]) | stored).encode())
+        if not path.exists() or path.read_bytes() != content:
+            self._split_from(stored)  # before it is kept
             path.parent.mkdir(exist_ok=True)
-            scratch = path.with_name(f"{WRITING}{path.name}")
-            scratch.write_text(text)
-            os.replace(scratch, path)
+            write_atomic(path, content)
             self._deals.pop(head["deal"], None)
             self._ready = {}
         split_data = self._split(head["deal"])
@@ -674,11 +673,13 @@ class Site:
             if not path.exists():
                 raise NodeError(f"how its rows are dealt, {path}, is not there: --resume sends it again")
             self._deals = dict(list(self._deals.items())[1 - _READY :])
-            self._deals[deal] = self._split_from(path.read_text())
+            content = path.read_bytes()
+            if has_digest(content) and (wrong := damage(content, deal)) is not None:
+                raise NodeError(f"how its rows are dealt, {path}, is {wrong}: --resume sends it again")
+            self._deals[deal] = self._split_from(json.loads(content))
         return self._deals[deal]
 
-    def _split_from(self, text: str) -> SplitData:
-        stored = json.loads(text)
+    def _split_from(self, stored: dict[str, Unknown]) -> SplitData:
         named = FederatedData(self.data.examples, self.data.sizes, names=self.names, transform=self.data.transform)
         parts = split(named, **stored["split"], places=stored["places"])
         held = {part: getattr(parts, part) if self.held[part] is None else self.held[part] for part in self.held}
@@ -756,11 +757,11 @@ class Site:
         if digest_of(frozen) != head["frozen"]:
             raise NodeError("what is frozen of the model is not what the message says")
         path.parent.mkdir(exist_ok=True)
-        write_tensors(path, arrays_of({"frozen": frozen}), "frozen")
+        write_tensors(path, arrays_of({"frozen": frozen}), "frozen", head["frozen"])
 
     def _frozen(self, head: dict[str, Unknown], form: Tree) -> Tree:
         path = self._frozen_path(head)
-        if not path.exists() or (wrong := damage(path)) is not None:
+        if not path.exists() or (wrong := damage(path, head["frozen"])) is not None:
             state = "not there" if not path.exists() else wrong
             raise NodeError(f"what is frozen of the model, {path}, is {state}: --resume sends it again")
         return unpacked(path.read_bytes(), {"frozen": form}, str(path))["frozen"]
@@ -777,7 +778,7 @@ class Site:
         path, who = self._version(run, row, version), f"client {self.names[row]!r}"
         if not path.exists():
             raise NodeError(f"{who}: its memory is lost: {path.name} is not at its node any more; begin a new run")
-        if (wrong := damage(path)) is not None:
+        if (wrong := damage(path, f"{run}/{path.name}")) is not None:
             raise NodeError(f"{who}: its memory, {path}, is {wrong}; restore it, or begin a new run")
         memory: Tree = unpacked(path.read_bytes(), {"memory": form}, f"{who}: its memory, {path}")["memory"]
         return memory
@@ -793,7 +794,7 @@ class Site:
             return
         path = self._version(run, row, version)
         path.parent.mkdir(exist_ok=True)
-        write_tensors(path, arrays_of({"memory": memory}), "memory")
+        write_tensors(path, arrays_of({"memory": memory}), "memory", f"{run}/{path.name}")
         kept = {path.name} | {self._version(run, row, each).name for each in keep}
         for old in path.parent.iterdir():
             match = _VERSION.fullmatch(old.name)
@@ -813,9 +814,7 @@ class Site:
             )
         self._rounds = rounds
         path = self.folder / "rounds.json"
-        scratch = path.with_name(f"{WRITING}{path.name}")
-        scratch.write_text(json.dumps({str(each): count for each, count in rounds.items()}))
-        os.replace(scratch, path)
+        write_atomic(path, json.dumps({str(each): count for each, count in rounds.items()}))
 
     def _log(self, message: Message, answer: Message, seconds: float) -> None:
         """Log a message: who asked what, and what left."""

@@ -27,6 +27,7 @@ from fedax.engine.places.nodes import Failure, Message, Transport
 from fedax.engine.places.questions import precise_versions
 from fedax.engine.places.site import Site, write_line
 from fedax.errors import DataError, FedaxError, NodeError
+from fedax.files import damage, has_digest, seal, with_digest, write_atomic
 
 _MOST = 100  # the most summaries that leave a table before its owner has to look
 _NO_TRANSFORM = "its table is not transformed yet: fedax deploy tables"
@@ -215,11 +216,14 @@ class Decision(NamedTuple):
 def _decision(file: pathlib.Path) -> Decision | None:
     place = file.with_suffix(".answer")
     try:
-        answer = parse_json(place.read_bytes())
+        content = place.read_bytes()
+        answer = parse_json(content)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{place}: cannot be read ({error}); remove it, and say it again") from error
+    if has_digest(content) and (wrong := damage(content, place.name)) is not None:
+        raise DataError(f"{place}: {wrong}; remove it, and say it again")
     match answer:
         case {"yes": bool(yes), "why": str(why)}:
             return Decision(yes, why)
@@ -249,9 +253,8 @@ def decide(state: pathlib.Path, yes: bool, why: str = "") -> list[pathlib.Path]:
     files = [file for file, decision in reviews(state).items() if decision is None or (yes and not decision.yes)]
     for file in files:
         answer_file = file.with_suffix(".answer")
-        scratch = answer_file.with_suffix(".writing")
-        scratch.write_text(json.dumps({"yes": yes, "why": why}), encoding="utf-8")
-        os.replace(scratch, answer_file)
+        answer = seal(answer_file.name) | {"yes": yes, "why": why}
+        write_atomic(answer_file, with_digest(json.dumps(answer).encode()))
     return files
 
 

@@ -6,6 +6,8 @@ name; :class:`Crew` hands jobs to it and takes what comes back; :func:`work` doe
 
 from fedax.experiments.cluster.crew import Crew, Failures, reason
 from fedax.experiments.cluster.engines import Processes, engine
-from fedax.experiments.cluster.jobs import Job, Outcome, deliver, packed, work
+from fedax.experiments.cluster.jobs import Job, Outcome, deliver, delivered, packed, work
 
-__all__ = ["Crew", "Failures", "Job", "Outcome", "Processes", "deliver", "engine", "packed", "reason", "work"]
+__all__ = [
+    "Crew", "Failures", "Job", "Outcome", "Processes", "deliver", "delivered", "engine", "packed", "reason", "work",
+]  # fmt: skip

@@ -22,7 +22,7 @@ import jax
 
 from fedax.data import SETS, FederatedData
 from fedax.engine import identity
-from fedax.errors import ConfigError, FedaxError, one_line
+from fedax.errors import ConfigError, DataError, FedaxError, one_line
 from fedax.experiments import own
 from fedax.experiments.config.data import unsplit
 from fedax.experiments.config.sections import DataSection, Table
@@ -33,6 +33,7 @@ Path = pathlib.Path
 
 MOST_BYTES = 1 << 25  # of a problem of Python objects, which travels with each job
 _LEFT_THERE = {".lock", "checkpoints", "noise.key"}  # files of a run folder that do not come back
+_ARRIVED = ".digest"  # the file in a folder of results that says which they were
 _TURN = threading.Lock()  # the jobs of one process take turns, each has all of it
 _digests: dict[str, str] = {}  # of data sets that this process has looked at
 
@@ -177,8 +178,23 @@ def deliver(outcome: Outcome, folder: Path) -> None:
     for name, content in outcome.files.items():
         (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
         (unfinished / name).write_bytes(content)
+    (unfinished / _ARRIVED).write_text(_digest(outcome.key, outcome.files))
     unfinished.chmod(0o755)
     unfinished.replace(folder)
+
+
+def delivered(folder: Path) -> bool:
+    """Whether the files of an outcome are in a folder that has its job's key as name.
+
+    Raises:
+        DataError: they are others than were delivered.
+    """
+    if (mark := folder / _ARRIVED).exists():
+        paths = [path for path in folder.rglob("*") if path.is_file() and path != mark]
+        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        if _digest(folder.name, files) != mark.read_text():
+            raise DataError(f"{folder}: moved, renamed or edited (its digest is another); remove it, to run it again")
+    return folder.exists()
 
 
 # ---- at the worker

@@ -21,10 +21,14 @@
 The configuration of a sweep has a section ``sweep``, and the rows of its metrics.jsonl name their point.
 
 metrics.jsonl only grows; all other files are written completely or not at all. config.toml is written last when a run
-begins: a folder without it holds nothing worth keeping. Models hold their own digest. No file in a run folder may be a
-link, because a run writes and removes only its own files.
+begins: a folder without it holds nothing worth keeping. No file in a run folder may be a link, because a run writes and
+removes only its own files.
+
+What is read back says what it is and of which run, under a digest (:func:`fedax.files.damage`): each row, models,
+examples, and all JSON. about.json holds the digest of config.toml, and summary.json those of the tables of clients.
 """
 
+from fedax.experiments.runs.files import SEAL, AnyTable, read_json, run_of, said, unsealed
 from fedax.experiments.runs.folder import (
     ARRIVALS,
     FOLDERS,
@@ -45,13 +49,13 @@ from fedax.experiments.runs.folder import (
     remove_unfinished,
     write_json,
 )
-from fedax.experiments.runs.reading import few, lost, missing_rounds, read, rows_of
+from fedax.experiments.runs.reading import at_end, few, lost, missing_rounds, read, rows_of
 from fedax.experiments.runs.record import MethodRun, Path, Record, Trial
 from fedax.files import slug
 
 __all__ = [
-    "ARRIVALS", "FOLDERS", "KEY", "LOCK", "TRACEBACK", "MethodRun", "Path", "Record", "Trial", "append_lines",
-    "append_metrics", "begun", "begun_folder", "few", "finite", "keep_rows", "locked", "lost", "missing_rounds",
-    "model_path", "new_folder", "order_rows", "read", "refuse_links", "remove_unfinished", "rows_of", "slug",
-    "write_json",
+    "ARRIVALS", "FOLDERS", "KEY", "LOCK", "SEAL", "TRACEBACK", "AnyTable", "MethodRun", "Path", "Record", "Trial",
+    "append_lines", "append_metrics", "at_end", "begun", "begun_folder", "few", "finite", "keep_rows", "locked", "lost",
+    "missing_rounds", "model_path", "new_folder", "order_rows", "read", "read_json", "refuse_links",
+    "remove_unfinished", "rows_of", "run_of", "said", "slug", "unsealed", "write_json",
 ]  # fmt: skip

@@ -1,6 +1,9 @@
 """Readers and schemas for the files of a run folder."""
 
-from collections.abc import Iterator
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Self
 
 import pydantic
@@ -11,8 +14,9 @@ from fedax.errors import DataError
 from fedax.experiments import toml
 from fedax.experiments.config.sections import WRITTEN, check
 from fedax.experiments.runs.record import Path
-from fedax.files import regular
+from fedax.files import damage, has_digest, regular
 
+SEAL = ("sha256", "of")  # what a row or a file says of itself
 _LONGEST_LINE = 1 << 20  # bytes of a line of metrics.jsonl
 
 
@@ -37,10 +41,18 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def read_json(path: Path, form: type[pydantic.BaseModel]) -> dict[str, Any]:
+def read_json(path: Path, form: type[pydantic.BaseModel], doubts: list[str] | None = None) -> dict[str, Any]:
+    """The content of a file that :func:`write_json` wrote, checked.
+
+    Args:
+        path: the file, in a run folder.
+        form: of its content.
+        doubts: gets a sentence on a file that was edited or moved; ``None``: that is an error.
+    """
     regular(path)
     try:
-        content = parse_json(path.read_bytes())
+        text = path.read_bytes()
+        content = parse_json(text)
         toml.check_plain(content)
         form.model_validate(content)
     except pydantic.ValidationError as error:
@@ -49,7 +61,16 @@ def read_json(path: Path, form: type[pydantic.BaseModel]) -> dict[str, Any]:
         raise DataError(f"{path}: not as a run writes it: {place!r}: {first['msg'][:200]}") from None
     except ValueError as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
+    if (has_digest(text) or _run(path.parent)) and (wrong := damage(text, said(path.parent, path))) is not None:
+        doubt(f"{path}: {wrong}", doubts)
     return content
+
+
+def doubt(sentence: str, doubts: list[str] | None) -> None:
+    """Refuse a file that was edited or moved; or note it, where it is shown all the same."""
+    if doubts is None:
+        raise DataError(f"{sentence}; restore it; fedax report --trust shows the run all the same")
+    doubts.append(f"{sentence}.")
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -61,6 +82,46 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line
     if len(line) == _LONGEST_LINE:
         raise DataError(f"{path}, line {number + 1}: longer than {_LONGEST_LINE} bytes; no run writes that")
+
+
+def run_of(config: bytes, about: Mapping[str, Any]) -> str:
+    """What identifies the run of a folder: a digest of its configuration, and of what it is made of."""
+    made = json.dumps([about.get("made_of"), about.get("code")], sort_keys=True).encode()
+    return hashlib.sha256(config + made).hexdigest()[:12]
+
+
+def said(folder: Path, path: Path) -> str:
+    """What a file of a run folder says that it is: its place in the folder, and the run."""
+    run = _run(folder)
+    return path.relative_to(folder).as_posix() + f" of run {run}" * (run != "")
+
+
+def row_of(folder: Path) -> str:
+    """What a row of metrics.jsonl says that it is, beside what its columns say."""
+    run = _run(folder)
+    return f"run {run}" if run else ""
+
+
+def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a file or a row without what it says of itself."""
+    return {name: value for name, value in content.items() if name not in SEAL}
+
+
+def _run(folder: Path) -> str:
+    """The ``run`` in a folder's about.json; empty: an older version of fedax wrote it, or it is not there."""
+    try:
+        status = (folder / "about.json").stat()
+        return _run_in(folder / "about.json", status.st_mtime_ns, status.st_ino, status.st_size)
+    except OSError:
+        return ""
+
+
+@functools.lru_cache(8)  # asked for with each row
+def _run_in(about: Path, *when: int) -> str:
+    try:
+        return str(json.loads(about.read_bytes()).get("run", ""))
+    except (ValueError, AttributeError, RecursionError):
+        return ""  # its reader says so
 
 
 WholeNumber = Annotated[int, pydantic.Field(ge=0, lt=2**53)]
@@ -182,3 +243,12 @@ class _Diagnosis(_StrictModel):
 
 class Diagnoses(_StrictModel):
     methods: list[_Diagnosis]
+
+
+class Summary(_StrictModel):
+    rows: WholeNumber | None = None  # of metrics.jsonl
+    tables: dict[str, str] = {}  # file -> its digest
+
+
+class AnyTable(_StrictModel):
+    """Any table."""

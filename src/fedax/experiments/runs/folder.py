@@ -16,9 +16,9 @@ from fedax.data.formats import parse_json
 from fedax.engine import secret
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import own, toml
-from fedax.experiments.runs.files import About, lines_of, read_config, read_json
+from fedax.experiments.runs.files import About, lines_of, read_config, read_json, row_of, said, unsealed
 from fedax.experiments.runs.record import Path
-from fedax.files import WRITING, slug, write_atomic
+from fedax.files import WRITING, seal, slug, with_digest, write_atomic
 
 LOCK = ".lock"
 KEY = secret.FILE
@@ -185,9 +185,12 @@ def model_path(folder: Path, label: str, seed: int, best: bool = False) -> Path:
     return folder / "models" / f"{slug(label)}-seed{seed}{'-best' * best}.safetensors"
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Strict JSON, atomically: numbers that are not finite become null."""
-    write_atomic(path, json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Strict JSON, atomically, which says what it is: numbers that are not finite become null."""
+    run = f" of run {content['run']}" if "run" in content else None
+    of = said(path.parent, path) if run is None else path.name + run
+    text = json.dumps(finite(seal(of) | unsealed(content)), indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, with_digest(f"{text}\n".encode()))
 
 
 def finite(content: Any) -> Any:
@@ -225,14 +228,20 @@ def append_metrics(
     status = status if math.isfinite(row["train_loss"]) else "diverged"
     at = {} if point is None else {"point": point}
     line = finite({"label": label, "method": method, **at, "seed": seed, "status": status, **row})
-    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+    with open(folder / "metrics.jsonl", "ab") as file:
+        file.write(sealed_row(folder, line))
+
+
+def sealed_row(folder: Path, row: Mapping[str, Any]) -> bytes:
+    """A row as a line of metrics.jsonl, which says of which run it is."""
+    text = json.dumps(unsealed(row) | seal(row_of(folder)), ensure_ascii=False, allow_nan=False)
+    return with_digest(f"{text}\n".encode())
 
 
 def append_lines(folder: Path, lines: bytes) -> None:
     """Add the rows of another run folder to metrics.jsonl."""
     with open(folder / "metrics.jsonl", "ab") as file:
-        file.write(lines)
+        file.write(b"".join(sealed_row(folder, json.loads(line)) for line in lines.splitlines()))
 
 
 def order_rows(folder: Path, runs: Sequence[tuple[str, int]]) -> None:
@@ -249,7 +258,7 @@ def begun(folder: Path) -> dict[str, Any] | None:
 
     Raises:
         ConfigError: a run has begun, but about.json is lost.
-        DataError: about.json cannot be read.
+        DataError: about.json cannot be read, or was edited or moved.
     """
     if not (folder / "config.toml").exists():
         return None

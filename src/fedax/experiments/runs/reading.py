@@ -9,39 +9,64 @@ import numpy as np
 
 from fedax.columns import COSTS, PER_CLIENT, TIME
 from fedax.data.formats import parse_json
-from fedax.engine.checkpoint import damage
 from fedax.engine.checks import evaluation_rounds
 from fedax.engine.history import column_of, ended_worse
 from fedax.engine.patience import Patience
 from fedax.engine.private import judged
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import toml
-from fedax.experiments.runs.files import About, Diagnoses, lines_of, read_config, read_json
+from fedax.experiments.runs.files import (
+    SEAL,
+    About,
+    Diagnoses,
+    Summary,
+    doubt,
+    lines_of,
+    read_config,
+    read_json,
+    row_of,
+    run_of,
+    said,
+)
 from fedax.experiments.runs.folder import model_path
 from fedax.experiments.runs.record import MethodRun, Path, Record
+from fedax.files import damage, has_digest
 
 _NULL_VALUES = {"epsilon": math.inf}  # column -> the value of null in a row; not-a-number for all others
-OF_A_RUN = ("label", "method", "point", "seed", "status")
+OF_A_RUN = ("label", "method", "point", "seed", "status", *SEAL)
+_OLD = "An older version of fedax wrote it, without digests: what was edited since is not seen."
 
 
-def read(folder: str | Path) -> Record:
+def read(folder: str | Path, trust: bool = False) -> Record:
     """Read a run folder; the run may have been stopped, or still be running.
+
+    Args:
+        folder: of a run.
+        trust: whether what was edited or moved is read all the same; sentences on it are the record's ``doubts``.
 
     Raises:
         ConfigError: no run folder, or one without any evaluation.
-        DataError: a file cannot be read, or has content that no run writes.
+        DataError: a file cannot be read, has content that no run writes, or was edited or moved.
     """
-    folder = Path(folder)
+    folder, doubts = Path(folder), list[str]()
+    noted = doubts if trust else None
     try:
         for file in ("config.toml", "about.json", "metrics.jsonl"):
             if not (folder / file).is_file():
                 way_out = f"no run folder, for it has no {file}; name one that fedax run wrote"
                 raise ConfigError("run", str(folder), way_out)
         config = read_config(folder / "config.toml")
-        about = read_json(folder / "about.json", About)
+        about = read_json(folder / "about.json", About, noted)
+        if about.get("run", "") not in ("", run_of((folder / "config.toml").read_bytes(), about)):
+            doubt(f"{folder / 'config.toml'}: edited, or moved from another run (its digest is another)", noted)
         diagnosis_file = folder / "diagnosis.json"
-        diagnosis = read_json(diagnosis_file, Diagnoses)["methods"] if diagnosis_file.exists() else []
-        runs = _runs(folder / "metrics.jsonl", config, about.get("public"))
+        diagnosis = read_json(diagnosis_file, Diagnoses, noted)["methods"] if diagnosis_file.exists() else []
+        runs = _runs(folder / "metrics.jsonl", config, about.get("public"), noted)
+        rows, were = sum(len(run.history["round"]) for run in runs), at_end(folder, noted).get("rows")
+        if "sweep" in config and were not in (None, rows):  # of other runs it is known which rows there have to be
+            doubt(f"{folder / 'metrics.jsonl'}: {rows} rows, and the sweep ended with {were}", noted)
+        if "sha256" not in about:
+            doubts.append(_OLD)
     except OSError as error:
         raise ConfigError("run", str(folder), f"cannot be read ({error.strerror})") from error
     if not runs:
@@ -49,11 +74,15 @@ def read(folder: str | Path) -> Record:
         way_out = "its rows are lost, for it has models; --resume makes them again"
         way_out = way_out if lost else "it has no evaluation yet; wait for the first, or run it again"
         raise ConfigError("run", str(folder), way_out)
-    return Record(folder, config, about, runs, diagnosis)
+    return Record(folder, config, about, runs, diagnosis, doubts)
 
 
 def rows_of(folder: Path, config: Mapping[str, Any]) -> dict[tuple[str, int], MethodRun]:
-    """The runs in metrics.jsonl, by label and seed; empty if the file is missing."""
+    """The runs in metrics.jsonl, by label and seed; empty if the file is missing.
+
+    Raises:
+        DataError: a row that no run writes, or that was edited or moved.
+    """
     path, about = folder / "metrics.jsonl", folder / "about.json"
     if not path.exists():
         return {}
@@ -62,16 +91,15 @@ def rows_of(folder: Path, config: Mapping[str, Any]) -> dict[tuple[str, int], Me
 
 
 def lost(record: Record) -> list[str]:
-    """Sentences about rows and models of a run that are missing or damaged.
+    """Sentences about rows, models and other files of a run that are missing, damaged or moved.
 
-    Of a sweep, rows count as missing only if later rows of the same run exist.
+    Of a sweep, rows of single runs count as missing only if later rows of the same run exist.
     """
     run, swept = record.config["run"], "sweep" in record.config
     runs: dict[tuple[str, int], list[MethodRun]] = {}
     for method_run in record.runs:
         runs.setdefault((method_run.label, method_run.seed), []).append(method_run)
-    over = (record.folder / "summary.json").exists() and not swept
-    sentences = []
+    over, sentences = (record.folder / "summary.json").exists() and not swept, [*record.doubts]
     for label in [method["label"] for method in record.config["methods"]]:
         for seed in run["seeds"]:
             path, runs_of_seed = model_path(record.folder, label, seed), runs.get((label, seed), [])
@@ -86,10 +114,21 @@ def lost(record: Record) -> list[str]:
                 )
             if ended and not path.is_file():
                 sentences.append(f"{label}, seed {seed}: its model, {path.name}, is missing.")
-            for model in (path, model_path(record.folder, label, seed, best=True)):
-                if model.is_file() and (wrong := damage(model)) is not None:
-                    sentences.append(f"{label}, seed {seed}: its model, {model.name}, is {wrong}.")
+            files = {path: "model", model_path(record.folder, label, seed, best=True): "model"}
+            files |= {record.folder / "examples" / path.name: "values of held-out examples"}
+            for file, what in files.items():
+                if file.is_file() and (wrong := damage(file, said(record.folder, file))) is not None:
+                    sentences.append(f"{label}, seed {seed}: its {what}, {file.name}, is {wrong}.")
     return sentences
+
+
+def at_end(folder: Path, doubts: list[str] | None = None) -> dict[str, Any]:
+    """What summary.json says of the other files: how many rows there are, and digests of tables.
+
+    ``doubts``: as of :func:`read_json`.
+    """
+    path = folder / "summary.json"
+    return read_json(path, Summary, doubts) if path.is_file() else {}
 
 
 def missing_rounds(run: MethodRun | None, config: Mapping[str, Any], over: bool) -> list[int]:
@@ -118,7 +157,11 @@ def few(rounds: list[int]) -> str:
     return ", ".join(map(str, rounds[:5])) + (f" … {rounds[-1]}" if len(rounds) > 5 else "")
 
 
-def _runs(path: Path, config: dict[str, Any], public: list[str] | None) -> list[MethodRun]:
+def _runs(
+    path: Path, config: dict[str, Any], public: list[str] | None, doubts: list[str] | None = None
+) -> list[MethodRun]:
+    """The runs in a file of rows, by method and seed as in the configuration; ``doubts`` as of :func:`read_json`."""
+    of = row_of(path.parent)
     labels, seeds = {method["label"] for method in config["methods"]}, {*config["run"]["seeds"]}
     sweep = config.get("sweep")
     rows: dict[tuple[str, str, int], tuple[dict[str, Any], list[str], list[tuple]]] = {}
@@ -129,6 +172,8 @@ def _runs(path: Path, config: dict[str, Any], public: list[str] | None) -> list[
             toml.check_plain(row)
         except ValueError as error:
             raise DataError(f"{path}, line {number}: not JSON ({error})") from error
+        if (has_digest(line) or of) and (wrong := damage(line, of)) is not None:
+            doubt(f"{path}, line {number}: {wrong}", doubts)
         if wrong := _error_in(row, labels, seeds, sweep):
             raise DataError(f"{path}, line {number}: {wrong}; no run writes that")
         key = (row["label"], json.dumps(row.get("point")), row["seed"])
@@ -145,9 +190,11 @@ def _runs(path: Path, config: dict[str, Any], public: list[str] | None) -> list[
         history = {name: column_of(each) for name, each in zip(names, zip(*values, strict=True), strict=True)}
         spent = first["status"] == "spent"
         status = "diverged" if first["status"] == "diverged" else _status(history, config["run"], spent, public)
-        of = first["label"], first["method"], first["seed"]
-        runs.append(MethodRun(*of, status, history, first.get("point", {}), spent))
-    return runs
+        who = first["label"], first["method"], first["seed"]
+        runs.append(MethodRun(*who, status, history, first.get("point", {}), spent))
+    order = [method["label"] for method in config["methods"]], config["run"]["seeds"]
+    # Of a sweep the points have the order of their rows.
+    return sorted(runs, key=lambda run: (order[0].index(run.label), 0 if sweep else order[1].index(run.seed)))
 
 
 def _status(history: dict[str, np.ndarray], run: dict[str, Any], spent: bool, public: list[str] | None) -> str:

@@ -81,8 +81,10 @@ class Record:
         folder: its path.
         config: the content of config.toml.
         about: the content of about.json.
-        runs: all runs that have begun, in that order: every method with every seed, in a sweep at every point.
+        runs: all runs that have begun, by method and seed as in the configuration; in a sweep at every point, by method
+            and then as they began.
         diagnosis: the content of diagnosis.json, one table for each method; may be empty.
+        doubts: sentences on what was edited or moved, or cannot be known.
     """
 
     folder: Path
@@ -90,6 +92,7 @@ class Record:
     about: dict[str, Any]
     runs: list[MethodRun]
     diagnosis: list[dict[str, Any]]
+    doubts: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:

@@ -7,9 +7,20 @@ import numpy as np
 
 from fedax.errors import DataError
 from fedax.experiments.config.sections import Table, seeds_of
-from fedax.experiments.runs import MethodRun, Path, Record, finite, read, write_json
+from fedax.experiments.runs import (
+    SEAL,
+    AnyTable,
+    MethodRun,
+    Path,
+    Record,
+    finite,
+    read,
+    read_json,
+    unsealed,
+    write_json,
+)
 from fedax.experiments.study.parts import Part, Study, StudyJob, short
-from fedax.files import write_atomic
+from fedax.files import damage, has_digest, seal, with_digest, write_atomic
 
 
 def results_of(folder: Path) -> dict[str, Table]:
@@ -21,10 +32,12 @@ def results_of(folder: Path) -> dict[str, Table]:
     lines: dict[str, Table] = {}
     for path in sorted((folder / "results").glob("*.jsonl")):
         has_runs = False
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
             try:
                 row = json.loads(line)
-                lines[row["key"]] = row
+                if has_digest(line) and (wrong := damage(line, row["key"])) is not None:
+                    raise ValueError(wrong)
+                lines[row["key"]] = unsealed(row)
                 has_runs |= "seed" in row
             except (ValueError, LookupError, TypeError) as error:
                 raise DataError(f"{path}, line {number}: not as a study writes it ({error})") from error
@@ -40,7 +53,7 @@ def keep(folder: Path, job: StudyJob) -> Table:
     line: Table = {"key": job.key, "label": job.label, "seconds": round(seconds)}
     line |= {"versions": record.about["versions"], "device": record.about["device"]}
     if job.seed is None:
-        swept = json.loads((record.folder / "sweep.json").read_text(encoding="utf-8"))
+        swept = read_json(record.folder / "sweep.json", AnyTable)
         (method,) = swept["methods"]
         line |= {"better": swept["better"], "criterion": swept["criterion"], "last": swept["last"]}
         line |= {"rounds": record.config["run"]["rounds"], "tuned_with": record.config["run"]["seeds"]}
@@ -56,15 +69,19 @@ def keep(folder: Path, job: StudyJob) -> Table:
         _keep_shared(folder, job.part, record)
     path = folder / "results" / f"{job.part}.jsonl"
     before = path.read_bytes() if path.exists() else b""
-    text = json.dumps(finite(line), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    write_atomic(path, before + text.encode() + b"\n")
+    sealed = finite(line | seal(job.key))
+    text = json.dumps(sealed, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    write_atomic(path, before + with_digest(text.encode() + b"\n"))
     return line
 
 
 def _read_shared(path: Path) -> Table:
     """What :func:`_keep_shared` wrote."""
     try:
-        shared: Table = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        shared: Table = json.loads(content)
+        if has_digest(content) and (wrong := damage(content, path.name)) is not None:
+            raise ValueError(wrong)
         return {"config": {**shared["config"]}, "about": {**shared["about"]}}
     except (OSError, ValueError, LookupError, TypeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
@@ -75,7 +92,7 @@ def _read_shared(path: Path) -> Table:
 def _keep_shared(folder: Path, part: str, record: Record) -> None:
     """Write what the runs of a part share, as one of them has it."""
     shared = {name: section for name, section in record.config.items() if name != "methods"}
-    of_one_run = ("made_of", "versions", "device", "id")
+    of_one_run = ("made_of", "versions", "device", "id", "run", *SEAL)
     about = {name: value for name, value in record.about.items() if name not in of_one_run}
     write_json(folder / "results" / f"{part}.json", {"config": shared, "about": about})
 
