@@ -27,6 +27,7 @@ from fedax.engine.places.questions import Problem
 from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Site
 
+from .. import LAST_BITS
 from ..wire.test_secure import DATA, OPTIONS, SECURE, TASK, Tells
 from . import here
 from .here import Here
@@ -359,7 +360,7 @@ def test_a_method_with_two_exchanges_and_a_listening_one():
     for name in ("mime", "vrl-sgd"):
         method, watch = fedax.create(name, lr=0.05), Watch()
         result, expected = run(method, spy=watch), simulated(method)
-        np.testing.assert_allclose(result.params, expected.params, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(result.params, expected.params, rtol=LAST_BITS, atol=LAST_BITS)
         heard = [message.head["heard"] for _, message, _ in watch.of("exchange")]
         assert len(watch.of("unmask")) == sum(heard) > 0
 
@@ -397,7 +398,7 @@ def test_a_node_that_is_gone(kind):
         assert bits(result) == bits(plain())
         assert result.left_out == {}
     else:
-        np.testing.assert_allclose(result.params, expected.params, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(result.params, expected.params, rtol=LAST_BITS, atol=LAST_BITS)
         assert result.left_out == dict.fromkeys(NODES[1], 1)
 
 
