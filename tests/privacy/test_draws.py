@@ -20,7 +20,7 @@ from fedax.engine.places.policy import Policy
 from fedax.engine.places.questions import Problem
 from fedax.engine.places.site import Site
 from fedax.privacy import banded
-from fedax.wire.privacy import DP
+from fedax.wire.privacy import DP, salted
 from fedax.wire.wire import Wire
 
 from ..engine import here
@@ -116,7 +116,7 @@ def independent(drawn):
     [
         ({}, {}),
         ({"by_leaf": True}, {}),
-        ({"adaptive": fedax.AdaptiveClip(noise=1.0)}, {}),
+        ({"adaptive": fedax.AdaptiveClip(noise=0.45)}, {}),
         ({}, {"secure": fedax.SecureSum()}),
         ({}, {"compress": fedax.ErrorFeedback(fedax.TopK(0.5))}),
         ({}, {"place": fedax.Place(chunk_size=1)}),
@@ -128,7 +128,7 @@ def test_noise_of_each_sum(dp, options):
     warmup, heard = noises(fedax.Poisson(0.5), 3, dp=dp, **options)
     of_sum = NOISE
     if "adaptive" in dp:  # z⁻² = z_Δ⁻² + (2σ)⁻²
-        of_sum = (NOISE**-2 - (2 * 1.0) ** -2) ** -0.5
+        of_sum = (NOISE**-2 - (2 * 0.45) ** -2) ** -0.5
         # In what follows a clip is another one, and so is the noise; here in all rounds and lanes the first is known.
         heard = heard[:, :1]
     independent(np.concatenate([warmup.reshape(-1, NUMBERS), heard.reshape(-1, NUMBERS)]) / of_sum)
@@ -152,6 +152,12 @@ def test_correlated_noise_hides_a_client_that_comes_again():
     independent(np.concatenate(drawn))
 
 
+def test_each_word_of_a_secret_counts():
+    secrets = np.uint32([[1, 2, 3, 4], *(np.eye(4, dtype=np.uint32) + np.uint32([1, 2, 3, 4]))])
+    keys = [jax.random.key_data(salted(jax.random.key(0), each)).tolist() for each in secrets]
+    assert len({*map(tuple, keys)}) == 5
+
+
 # ---- the count of an adaptive clip
 
 MANY, LONG_RUN = 100, 2000
@@ -170,7 +176,7 @@ class Norms(fedax.Algorithm):
         return server[0]
 
     def client(self, download, memory, oracle):
-        return jnp.stack([-1e3 * oracle.full_grad(download * 0).tree[0], 0.0]), memory
+        return jnp.stack([0.0, -1e3 * oracle.full_grad(download * 0).tree[0]]), memory
 
     def exchanges(self):
         def server(number):
@@ -185,12 +191,12 @@ def test_noise_of_the_count_of_an_adaptive_clip():
     privacy = DP(CLIP, 1e-4, 1e-3, adaptive=fedax.AdaptiveClip(rate=1.0), noise_seed=0)
     run = fedax.simulate(Norms(), TASK, data, rounds=LONG_RUN, privacy=privacy, evaluate_every=LONG_RUN)
     heard = np.asarray(run.state[1], float)
-    clips = 2 * heard[:, :, 0]
+    clips = 2 * heard[:, :, 1]
     np.testing.assert_allclose(clips[0], CLIP, 1e-4)
     of_count = -np.diff(np.log(clips), axis=0) * MANY / (MANY / 20)  # σ is a twentieth of the cohort
-    of_sum = heard[:-1, :, 1] * MANY / (1e-4 * clips[:-1])
+    of_sum = heard[:-1, :, 0] * MANY / (1e-4 * clips[:-1])
     drawn = np.concatenate([of_count.T, of_sum.T])
-    independent(np.concatenate([drawn[:, 1:], drawn[:, :-1]])[:4])
+    independent(drawn)
     for one in drawn[:2]:  # nor has it to do with what came before
         for other in drawn:
             assert abs(np.corrcoef(one[1:], other[:-1])[0, 1]) < 5 / LONG_RUN**0.5
@@ -324,6 +330,15 @@ def test_noise_of_a_node_on_its_figures(monkeypatch):
     independent(drawn)
     for one, other in itertools.product(drawn, drawn):  # nor has it to do with the question before
         assert abs(np.corrcoef(one[1:], other[:-1])[0, 1]) < 5 / 1000**0.5
+
+
+def test_noise_of_a_node_is_from_its_own_secret(tmp_path):
+    """Else who has the same data knows it."""
+    at, asked = nodes(0, noise=NOISE, bound=2.0, epsilon=1e9)
+    number, question, _ = next(each for each in asked if each[1].head["kind"] == "evaluate")
+    site = at.sites[number]
+    twin = Site(site.data, site._make, tmp_path, site.names, site.held["test"], site.policy)
+    assert abs(asked_again(twin, question) - asked_again(site, question)).min() > 1e-6
 
 
 @pytest.mark.parametrize("what", ["an example", "a held-out example"])
