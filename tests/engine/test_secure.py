@@ -124,11 +124,13 @@ def test_a_masked_sum_looks_uniform():
 def test_the_same_sum_is_masked_anew_in_each_exchange():
     nodes = [Masks(secrets.token_bytes(32), roster) for roster in here.rosters(2)]
     keys, zero = [node.public for node in nodes], np.zeros(64, np.uint32)
-    seen = []
+    seen, drawn = [], []
     for name in ("0", "1"):
         offers = {k: node.offer(name, k, keys, 2, "?", PART) for k, node in enumerate(nodes)}
+        drawn += [(offer.public, offer.seal) for offer in offers.values()]
         seen.append(nodes[0].masked(name, zero, 32, {k: offer.to(0) for k, offer in offers.items()}, "?", PART))
     assert (seen[0] == seen[1]).mean() < 0.1
+    assert [len({*each}) for each in zip(*drawn, strict=True)] == [4, 4]  # of each node and exchange its own secrets
 
 
 def test_masks_of_two_alone_do_not_show_a_sum():
