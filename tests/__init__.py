@@ -6,6 +6,9 @@ import pytest
 
 LONG = bool(os.environ.get("FEDAX_LONG"))
 long = pytest.mark.skipif(not LONG, reason="one of many that are much alike: FEDAX_LONG=1 runs it")
+# Two float32 programs of the same computation differ in their last bits: compilers and machines add in other orders and
+# have functions of their own. So many units in the last place, of the numbers that are added, are rounding.
+LAST_BITS = 50 * 2.0**-23
 # Methods that have each form of exchange: one, several, a warm-up, a listening one, one client alone, memory or none.
 FORMS = (
     "fedavg", "scaffold", "scaffold-m-vr", "mime", "ce-lsgd", "vrl-sgd", "fedpd", "fednova-vr", "fedda-mvr",

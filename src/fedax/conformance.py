@@ -390,7 +390,7 @@ def _program(problem: _TestProblem) -> tuple[str, set[str]]:
     given = (job.hyper, job.fed, job.key)
     before, _ = jax.eval_shape(functools.partial(prepare, plan=plan), *given, job.x)
     program = jax.make_jaxpr(functools.partial(one_round, plan=plan, forms=[]))(*given, before, jnp.int32(0))
-    return digest(program), set(_operations(program.jaxpr))
+    return digest(program), set(_operations(program))
 
 
 def _operations(program: Any) -> Iterator[str]:

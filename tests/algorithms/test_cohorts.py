@@ -11,7 +11,7 @@ import pytest
 import fedax
 from fedax.federation.participation import Cohort
 
-from .. import LONG, always
+from .. import LAST_BITS, LONG, always
 from .bed import federation
 
 N, SIZE, ROUNDS = 50, 5, 8000 if LONG else 4000  # those that take longest to end run on request
@@ -170,5 +170,5 @@ def test_the_real_designs_keep_the_sum_too(name, where):
         place=fedax.Place(client_memory=where),
     )
     kept = run.memory.tree if where == "device" else run.memory[np.arange(N)].tree
-    np.testing.assert_allclose(run.state.c.tree, P @ np.asarray(kept), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(run.state.c.tree, P @ np.asarray(kept), rtol=0, atol=LAST_BITS)
     assert sum(run.left_out.values()) > 0

@@ -13,7 +13,7 @@ from tests.references import fedavg_family as fed
 from tests.references import momentum_family as mom
 from tests.references import quadratics as quad
 
-from .. import always
+from .. import LAST_BITS, always
 from .bed import (
     BED,
     COHORTS,
@@ -39,7 +39,7 @@ ONE = AnySteps(1)
 NEUTRAL = {"momentum": 0.0, "prox": 0.0, "decay": 1.0}
 
 
-def same(a: np.ndarray, b: np.ndarray, tolerance: float = 2e-6) -> None:
+def same(a: np.ndarray, b: np.ndarray, tolerance: float = LAST_BITS) -> None:
     assert np.isfinite(a).all() and np.abs(a[-1] - a[0]).max() > 0.05  # the run goes somewhere
     np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
 
@@ -312,7 +312,7 @@ SOME_PAIRS = (
 def test_pairs(pair):
     left, right, options = PAIRS[pair]
     runs = [_run(name, tuple(hyper.items()), tuple(options.items())) for name, hyper in (left, right)]
-    same(*runs, 5e-6)
+    same(*runs)
 
 
 def test_the_pairs_are_different_methods():

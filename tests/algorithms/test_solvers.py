@@ -11,6 +11,7 @@ from fedax.contract.local import check_linear
 from tests.references import fedavg_family as fed
 from tests.references import quadratics as quad
 
+from .. import LAST_BITS
 from .bed import DATA, QUADRATIC, X0, path
 from .cases import SOLVERS
 
@@ -126,10 +127,10 @@ def test_learning_rates_of_optax_sweep_in_one_program(make, given):
     ends = [run.params for (run,) in sweep.runs]
     assert len({tuple(end) for end in ends}) == 4
     for point, end in zip(sweep.points, ends, strict=True):
-        np.testing.assert_allclose(path(method(**point), **options)[-1], end, 1e-5, 1e-7)
+        np.testing.assert_allclose(path(method(**point), **options)[-1], end, 1e-5, LAST_BITS)
     solver, server = fedax.Optax(make(0.05, **given)), fedax.OptaxServer(make(0.5, **given))
     ready = path(fedax.create("fedavg", solver=solver, server=server), **options)
-    np.testing.assert_allclose(path(method(0.05, 0.5), **options), ready, 1e-6, 1e-7)
+    np.testing.assert_allclose(path(method(0.05, 0.5), **options), ready, LAST_BITS, LAST_BITS)
 
 
 def test_optax_with_numbers_tells_them_and_refuses_others():

@@ -8,6 +8,7 @@ import pytest
 import fedax
 from fedax.contract.local import phases
 
+from .. import LAST_BITS
 from .probe import named, numbered, oracle_answers
 
 SIZES = np.array([1, 3, 10, 601])  # the last is longer than a block of the full gradient, and no multiple of it
@@ -94,7 +95,7 @@ def test_independent_minibatches_are_uniform_with_replacement():
 def test_grad_batches_is_the_mean_over_the_first_minibatches():
     ask = lambda x, o: jnp.stack([o.grad_batches(x, 3).tree, sum(o.grad(x, k).tree for k in range(3)) / 3])  # noqa: E731
     answers, run = oracle_answers(ask, (2, TOTAL), TASK, DATA, batch_size=4, work=UNEQUAL)
-    np.testing.assert_allclose(answers[:, 0], answers[:, 1], atol=1e-6)
+    np.testing.assert_allclose(answers[:, 0], answers[:, 1], atol=LAST_BITS)
     assert run.history["gradients"].tolist() == [0, 6 * N]
 
 
@@ -104,9 +105,9 @@ def test_grad_batches_of_as_many_minibatches_as_steps():
 
     answers, run = oracle_answers(ask, (2, TOTAL), TASK, DATA, batch_size=4, work=UNEQUAL)
     longest = int(np.argmax(TAUS))
-    np.testing.assert_allclose(answers[longest, 0], answers[longest, 1], atol=1e-6)  # τ = 5
+    np.testing.assert_allclose(answers[longest, 0], answers[longest, 1], atol=LAST_BITS)  # τ = 5
     one, _ = oracle_answers(lambda x, o: o.grad(x, 0).tree, (TOTAL,), TASK, DATA, batch_size=4, work=UNEQUAL)
-    np.testing.assert_allclose(answers[2, 0], one[2], atol=1e-6)  # τ = 1
+    np.testing.assert_allclose(answers[2, 0], one[2], atol=LAST_BITS)  # τ = 1
     assert run.history["gradients"].tolist() == [0, TAUS.sum() + 5 * N]
     with pytest.raises(fedax.ConfigError, match="raised TypeError: b is a Python int, or the oracle's steps"):
         oracle_answers(lambda x, o: o.grad_batches(x, jnp.asarray(2)).tree, (TOTAL,), TASK, DATA, batch_size=4)

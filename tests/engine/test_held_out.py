@@ -13,6 +13,8 @@ from fedax import metrics as M
 from fedax.engine import by_client, evaluate
 from tests.engine import here
 
+from .. import LAST_BITS
+
 RANDOM = np.random.default_rng(1)
 TRUE = RANDOM.normal(size=3)
 
@@ -57,7 +59,7 @@ def test_against_scikit_learn(run):
         assert last[f"{part}_recall"] == pytest.approx(sk.recall_score(y, predicted), abs=1e-9)
         assert last[f"{part}_mcc"] == pytest.approx(sk.matthews_corrcoef(y, predicted), abs=1e-9)
         assert last[f"{part}_accuracy"] == pytest.approx(sk.accuracy_score(y, predicted), abs=1e-6)
-        assert last[f"{part}_brier"] == pytest.approx(sk.brier_score_loss(y, p), abs=1e-6)
+        assert last[f"{part}_brier"] == pytest.approx(sk.brier_score_loss(y, p), abs=LAST_BITS)
         for name, metric, due in (
             ("auc", M.AUC(), sk.roc_auc_score(y, score)),
             ("ap", M.AveragePrecision(), sk.average_precision_score(y, score)),
@@ -142,16 +144,16 @@ def test_a_table_of_clients(run):
     by_hand = table_by_hand([np.asarray(run.params["w"])] * 4, TEST, TASK)
     for name in by_hand[0]:
         due = np.array([row[name] for row in by_hand])
-        np.testing.assert_allclose(table[name], due, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(table[name], due, atol=LAST_BITS, err_msg=name)
         known = ~np.isnan(due)
         mean = np.average(due[known], weights=weights.weights[known])
-        assert table.attrs["mean"][name] == pytest.approx(mean, abs=1e-6)
+        assert table.attrs["mean"][name] == pytest.approx(mean, abs=LAST_BITS)
         assert run.history[f"test_{name}_per_client"][-1] == pytest.approx(table[name].tolist(), nan_ok=True)
     assert np.isnan(table["auc"][2]) and np.isfinite(table["auc"][[0, 1, 3]]).all()
     several = {"w": RANDOM.normal(size=(4, 3)).astype(np.float32)}
     table, by_hand = fedax.evaluate(TASK, None, TEST, several), table_by_hand(several["w"], TEST, TASK)
     for name in by_hand[0]:
-        np.testing.assert_allclose(table[name], [row[name] for row in by_hand], atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(table[name], [row[name] for row in by_hand], atol=LAST_BITS, err_msg=name)
 
 
 def test_rounds_and_points_are_chosen_by_validation(tmp_path):

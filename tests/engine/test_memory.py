@@ -12,6 +12,7 @@ import fedax
 from fedax.engine import memory
 from fedax.errors import ConfigError
 
+from .. import LAST_BITS
 from .methods import Scaffold
 from .problem import DATA, TASK, flat
 
@@ -44,7 +45,7 @@ def test_a_sweep_runs_them_one_after_another():
         fedax.sweep(make, {"lr": [0.01, 0.05]}, TASK, DATA, place=fedax.Place(client_memory=place), **OPTIONS)
         for place in ("auto", "host")
     )
-    np.testing.assert_allclose(one.scores(), other.scores(), 1e-6)
+    np.testing.assert_allclose(one.scores(), other.scores(), LAST_BITS)
 
 
 def test_a_file_has_no_name(tmp_path):

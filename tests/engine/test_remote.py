@@ -30,7 +30,7 @@ from fedax.engine.places.remote import Remote
 from fedax.engine.places.site import Site
 from fedax.errors import DamagedWarning
 
-from .. import LONG, always, long, some
+from .. import LAST_BITS, LONG, always, long, some
 from . import here, places
 from .here import Here
 from .methods import Listening, Mime, OneWalks, Server, Warm, WithControl
@@ -88,12 +88,13 @@ def simulated(method: Any, data: Any = DATA, task: Any = TASK, **options: Any) -
 
 def alike(one: fedax.Run, other: fedax.Run, columns: Any = ("train_loss",), rtol: float = 1e-5) -> None:
     """Model, state, memory and columns of a run at nodes and of a simulation."""
+    atol = min(rtol, LAST_BITS)
     for column in columns:
-        np.testing.assert_allclose(one.history[column], other.history[column], rtol, 1e-6, err_msg=column)
+        np.testing.assert_allclose(one.history[column], other.history[column], rtol, atol, err_msg=column)
     memory = here.memory_of(one, one.at), other.memory
     for a, b in ((one.params, other.params), (one.state, other.state), memory):
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-            np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol, 1e-6)
+            np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol, atol)
 
 
 def same(one: fedax.Run, other: fedax.Run) -> None:
@@ -469,7 +470,7 @@ def test_bfloat16_keeps_its_bits():
     for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(expected.memory), strict=True):
         assert a.dtype == b.dtype == jnp.bfloat16
         assert a.tobytes() == np.asarray(b).tobytes()
-    np.testing.assert_allclose(flat(result.params), flat(expected.params), 1e-6)
+    np.testing.assert_allclose(flat(result.params), flat(expected.params), LAST_BITS)
 
 
 def test_a_task_of_bfloat16():
@@ -879,10 +880,10 @@ def test_sites_of_one_client_compute_as_those_of_many():
     """Up to the order of sums."""
     for name, where in (("listening", [[3], [4], [0], [2, 1]]), ("one walks", [list(range(N))])):
         result = run(KEEPING[name], Here(nodes(KEEPING[name], where)))
-        np.testing.assert_allclose(flat(result.params), flat(plain(name).params), 1e-5, 1e-6)
+        np.testing.assert_allclose(flat(result.params), flat(plain(name).params), 1e-5, LAST_BITS)
         kept = [jax.tree.leaves(here.memory_of(each, each.at)) for each in (result, plain(name))]
         for a, b in zip(*kept, strict=True):
-            np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+            np.testing.assert_allclose(a, b, 1e-5, LAST_BITS)
 
 
 class Broken(Exception):

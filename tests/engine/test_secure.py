@@ -27,6 +27,7 @@ from fedax.engine.places.questions import Problem
 from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Site
 
+from .. import LAST_BITS
 from ..wire.test_secure import DATA, OPTIONS, SECURE, TASK, Tells
 from . import here
 from .here import Here
@@ -123,11 +124,13 @@ def test_a_masked_sum_looks_uniform():
 def test_the_same_sum_is_masked_anew_in_each_exchange():
     nodes = [Masks(secrets.token_bytes(32), roster) for roster in here.rosters(2)]
     keys, zero = [node.public for node in nodes], np.zeros(64, np.uint32)
-    seen = []
+    seen, drawn = [], []
     for name in ("0", "1"):
         offers = {k: node.offer(name, k, keys, 2, "?", PART) for k, node in enumerate(nodes)}
+        drawn += [(offer.public, offer.seal) for offer in offers.values()]
         seen.append(nodes[0].masked(name, zero, 32, {k: offer.to(0) for k, offer in offers.items()}, "?", PART))
     assert (seen[0] == seen[1]).mean() < 0.1
+    assert [len({*each}) for each in zip(*drawn, strict=True)] == [4, 4]  # of each node and exchange its own secrets
 
 
 def test_masks_of_two_alone_do_not_show_a_sum():
@@ -359,7 +362,7 @@ def test_a_method_with_two_exchanges_and_a_listening_one():
     for name in ("mime", "vrl-sgd"):
         method, watch = fedax.create(name, lr=0.05), Watch()
         result, expected = run(method, spy=watch), simulated(method)
-        np.testing.assert_allclose(result.params, expected.params, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(result.params, expected.params, rtol=LAST_BITS, atol=LAST_BITS)
         heard = [message.head["heard"] for _, message, _ in watch.of("exchange")]
         assert len(watch.of("unmask")) == sum(heard) > 0
 
@@ -397,7 +400,7 @@ def test_a_node_that_is_gone(kind):
         assert bits(result) == bits(plain())
         assert result.left_out == {}
     else:
-        np.testing.assert_allclose(result.params, expected.params, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(result.params, expected.params, rtol=LAST_BITS, atol=LAST_BITS)
         assert result.left_out == dict.fromkeys(NODES[1], 1)
 
 

@@ -14,6 +14,8 @@ from fedax.experiments.config.experiment import problem_of
 from fedax.experiments.defaults import comparison, judge
 from fedax.experiments.tuning import plan
 
+from .. import LAST_BITS
+
 RANDOM = np.random.default_rng(2)
 NAMES = ("north", "south, upper", "west")
 
@@ -64,7 +66,7 @@ def test_tables_are_those_of_the_models(done):
     assert table.names == list(NAMES) == due["name"].tolist() and table.sizes.tolist() == due["n"].tolist()
     assert list(table.values) == ["loss", "accuracy", "auc", "f1", "recall", "f1_macro"]
     for name, values in table.values.items():
-        np.testing.assert_allclose(values, due[name], rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(values, due[name], rtol=LAST_BITS, err_msg=name)
 
 
 def test_tables_have_the_arrivals_of_a_server_that_does_not_wait(config, tmp_path):

@@ -24,6 +24,8 @@ from fedax.experiments.cluster import Crew, Job, Outcome, crew, engines, jobs
 from fedax.experiments.study import carry_out, read_study
 from tests import LONG
 
+from .. import LAST_BITS
+
 SWEEP = {
     "data": {"name": "digits", "clients": 3, "partition": "iid"},
     "run": {"rounds": 2, "batch_size": 64, "seeds": [0, 1], "evaluate_every": 1},
@@ -189,7 +191,7 @@ def test_a_comparison_is_the_same_whatever_comes_first(tmp_path):
     assert order == [(label, seed, t) for label in ("fedavg", "fednova") for seed in (0, 1) for t in range(4)]
     assert here.labels == wild.labels
     for one, other in zip(here.records[0].runs, wild.records[0].runs, strict=True):
-        np.testing.assert_allclose(one.history["train_loss"], other.history["train_loss"], rtol=1e-6)
+        np.testing.assert_allclose(one.history["train_loss"], other.history["train_loss"], rtol=LAST_BITS)
     assert {path.relative_to(tmp_path / "here") for path in (tmp_path / "here").rglob("*")} == {
         path.relative_to(tmp_path / "wild") for path in (tmp_path / "wild").rglob("*")
     }

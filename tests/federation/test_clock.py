@@ -70,7 +70,7 @@ def test_durations_are_the_sum_of_their_parts():
     bound = clock.bind(census(3, "abc"), seed=0)
     ids, gradients = np.array([2, 0, 1]), np.array([5, 6, 7])
     want = [3 + 5 * 0.3 + 60 / 30 + 0.5, 1 + 6 * 0.1 + 60 / 10 + 0.5, 2 + 7 * 0.2 + 60 / 20 + 0.5]
-    np.testing.assert_allclose(bound.durations(0, ids, gradients, down=60, up=500), want, rtol=1e-15)
+    np.testing.assert_allclose(bound.durations(0, ids, gradients, down=60, up=500), want, rtol=1e-14)
     assert fedax.Clock().bind(census(3), 0).durations(0, ids, 9, 10**9, 10**9).tolist() == [0.0, 0.0, 0.0]
     assert bound.server == 0.0 and fedax.Clock(server=2).bind(census(1), 0).server == 2.0
 

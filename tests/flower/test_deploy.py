@@ -35,6 +35,7 @@ from fedax.flower import certificates, records, transport
 from tests import LONG as WITH_LONG
 from tests.experiments import run_cli
 
+from .. import LAST_BITS
 from . import LONG
 from .federation import PLACES, SOON, TWO, Federation, children, dying, rows_of, same_models, same_rows, wait_for
 
@@ -198,7 +199,7 @@ def test_masked_sums_are_those_of_the_simulation(federation: Federation, only: C
     assert run_cli("run", str(federation.config), "--out", str(plain), *more).exit_code == 0
     one, other = (safetensors.numpy.load_file(each / "models" / "fedavg-seed0.safetensors") for each in (out, plain))
     for name, leaf in other.items():
-        np.testing.assert_allclose(one[name], leaf, rtol=0, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(one[name], leaf, rtol=0, atol=LAST_BITS, err_msg=name)
     kinds = collections.Counter(line["kind"] for line in federation.log("n0")[before:])
     assert kinds["offer"] == kinds["exchange"] == kinds["agree"] == kinds["unmask"] == 3
 

@@ -16,6 +16,8 @@ from tests import LONG, always, long
 from tests.engine.methods import Server
 from tests.engine.problem import DATA, LR, TASK, UNEQUAL, X0, P, flat, gradient
 
+from .. import LAST_BITS
+
 ROUNDS, N = 3, DATA.num_clients
 NAN = fedax.Faults([1], sends=np.nan)
 OTHERS = [0, 2, 3, 4]
@@ -42,7 +44,7 @@ def alike(one, other, rtol=1e-5, columns=("train_loss",)):
     memory = [each.memory[everyone] if hasattr(each.memory, "kept") else each.memory for each in (one, other)]
     for a, b in ((one.params, other.params), (one.state, other.state), memory):
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-            np.testing.assert_allclose(x, y, rtol, 1e-6)
+            np.testing.assert_allclose(x, y, rtol, LAST_BITS)
 
 
 @jax.jit
@@ -330,7 +332,7 @@ def test_no_one_drops_out():
     one, other = (
         run("scaffold", participation=each) for each in (fedax.Uniform(3), fedax.Dropout(fedax.Uniform(3), 0))
     )
-    alike(one, other, rtol=1e-6)
+    alike(one, other, rtol=LAST_BITS)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from tests import LONG, always
 from tests.engine import here
 from tests.engine.problem import DATA, LR, TASK
 
+from .. import LAST_BITS
+
 DATA6, TASK6 = fedax.data.quadratics(clients=5, dimension=6, seed=1), fedax.tasks.quadratic(6)
 EF = fedax.ErrorFeedback(fedax.TopK(0.4))
 # A listening exchange; two, one of them with one client alone; a warm-up, and changes of what clients keep.
@@ -72,7 +74,7 @@ def test_error_feedback_against_a_loop():
         given = -0.02 * (h @ x - e) + kept
         sent = np.where(np.argsort(np.argsort(-np.abs(given), axis=1), axis=1) < 3, given, 0)  # ⌈0.4 · 6⌉ = 3
         kept, x = given - sent, x + p @ sent
-    np.testing.assert_allclose(result.params, x, atol=1e-6)
+    np.testing.assert_allclose(result.params, x, atol=LAST_BITS)
     # Three numbers of 32 bits and their places of 3 bits are 14 bytes.
     assert result.history["bytes_up"][-1] == 6 * 5 * 14
 
@@ -140,7 +142,7 @@ def test_places(name, place):
     assert one.history["bytes_up"].tolist() == other.history["bytes_up"].tolist()
     if name == "scaffold":
         rows = other.memory[np.arange(5)] if place != "chunks" else other.memory
-        np.testing.assert_allclose(rows.tree, one.memory.tree, atol=1e-6)
+        np.testing.assert_allclose(rows.tree, one.memory.tree, atol=LAST_BITS)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_real_clients(name, how, more):
     options = {"rounds": 3, "work": fedax.Steps(3), "batch_size": 2, "compress": how} | more
     here_ = fedax.simulate(method, TASK, DATA, **options)
     answers = []
-    for where, most in (([[0, 1, 2, 3, 4]], 0.0), ([[3, 0], [4], [2, 1]], 2e-6)):
+    for where, most in (([[0, 1, 2, 3, 4]], 0.0), ([[3, 0], [4], [2, 1]], LAST_BITS)):
         answers.clear()
         there, at = here.run_at_sites(
             method, TASK, DATA, where, lambda *seen: answers.append(seen) or seen[2], **options
@@ -172,7 +174,7 @@ def test_real_clients(name, how, more):
         memory = here.memory_of(there, at)
         own = memory.own if hasattr(memory, "residuals") else memory
         for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(here_.memory), strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-6)
+            np.testing.assert_allclose(a, b, atol=LAST_BITS)
         assert there.history["bytes_up"].tolist() == here_.history["bytes_up"].tolist()
     if Compression.of(how).up is not None and name == "fedavg":  # the messages, and what says what they are
         exchanges = [answer for _, message, answer in answers if message.head["kind"] == "exchange"]
@@ -212,7 +214,7 @@ def test_levels_are_lanes_of_one_program():
     assert swept.programs == 1
     for point, (lane,) in zip(swept.points, swept.runs, strict=True):
         alone = run(compress=make(**point)["compress"], evaluate_every=None)
-        np.testing.assert_allclose(lane.params, alone.params, atol=1e-6)
+        np.testing.assert_allclose(lane.params, alone.params, atol=LAST_BITS)
         for column in ("bytes_up", "bytes_down"):
             assert lane.history[column].tolist() == alone.history[column].tolist()
     assert len({(lane.history["bytes_up"][-1], lane.history["bytes_down"][-1]) for (lane,) in swept.runs}) == 6
@@ -230,7 +232,7 @@ def test_what_a_server_lacks_is_in_the_errors():
     kept = p @ np.asarray(state.memory.own.tree)
     residuals = p @ np.asarray(state.memory.residuals[0][1])
     assert np.abs(residuals).max() > 1e-3
-    np.testing.assert_allclose(np.asarray(state.server.c.tree) + residuals, kept, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(state.server.c.tree) + residuals, kept, atol=LAST_BITS)
 
 
 def test_a_client_that_is_left_out_keeps_what_its_messages_lacked():

@@ -23,7 +23,7 @@ from fedax.wire.privacy import DP, standard_normal
 from fedax.wire.sums import is_change, without_marks
 from fedax.wire.wire import Wire
 
-from .. import LONG, long
+from .. import LAST_BITS, LONG, long
 
 pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
 from fedax.privacy.accounting import NOISE_END
@@ -198,7 +198,7 @@ def noise_of(seed=0, index=0, number=0, like=None):
 def test_noise_is_added_once_and_is_that_of_seed_and_round(place):
     clipped, noised = wide(0.0, seed=3, **place), wide(0.8, seed=3, **place)
     want = 0.8 * CLIP / 3 * noise_of(seed=3)
-    np.testing.assert_allclose(np.asarray(noised.params) - clipped.params, want, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(noised.params) - clipped.params, want, rtol=0, atol=LAST_BITS)
 
 
 def test_noise_has_the_standard_deviation_that_is_accounted():

@@ -13,7 +13,7 @@ import fedax
 from fedax.contract.compressors import TopK
 from fedax.wire.secure import FixedPoint, most
 
-from .. import LONG
+from .. import LAST_BITS, LONG
 from ..engine.problem import DATA as PROBLEM
 from ..engine.problem import LR, UNEQUAL, flat
 from ..engine.problem import TASK as REGRESSION
@@ -185,10 +185,10 @@ def test_the_same_bits_in_every_place(participation):
         assert bits(simulated(participation=participation, **more)) == bits(expected), more
     weights = DATA.weights.astype(np.float32)
     if participation == fedax.Full():
-        np.testing.assert_allclose(expected.params, weights @ DATA.examples["x"], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(expected.params, weights @ DATA.examples["x"], rtol=0, atol=LAST_BITS)
         units = np.round(DATA.examples["x"] * (weights / weights.max())[:, None] * np.float64(most(N, 32) / 20.0))
         exact = units.sum(0) * float(weights.max()) * 20.0 / most(N, 32)
-        np.testing.assert_allclose(expected.params, exact, rtol=0, atol=3e-7)
+        np.testing.assert_allclose(expected.params, exact, rtol=0, atol=LAST_BITS)
 
 
 def test_float64():
@@ -197,7 +197,7 @@ def test_float64():
     with jax.enable_x64(True):
         run = simulated(rounds=1)
     assert run.params.dtype == np.float64
-    np.testing.assert_allclose(run.params, expected.params, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(run.params, expected.params, rtol=0, atol=LAST_BITS)
 
 
 def test_bad_clients():
@@ -206,7 +206,7 @@ def test_bad_clients():
     good = np.array([i not in faulty for i in range(N)])
     run = simulated(faults=fedax.Faults(faulty, sends=math.nan))
     x = DATA.weights[good] @ DATA.examples["x"][good]
-    np.testing.assert_allclose(run.params, x, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(run.params, x, rtol=0, atol=LAST_BITS)
     run = simulated(faults=fedax.Faults(faulty, sends=1e30))
     more = DATA.weights[faulty].sum() * 20.0 / math.sqrt(2 * D)  # both parts of an upload are shortened together
     np.testing.assert_allclose(run.params, x + more, rtol=1e-5)
@@ -218,7 +218,7 @@ def test_methods_are_what_they_were():
     method = fedax.create("scaffold", lr=LR)
     plain = fedax.simulate(method, REGRESSION, PROBLEM, **options)
     run = fedax.simulate(method, REGRESSION, PROBLEM, secure=fedax.SecureSum(50.0), **options)
-    np.testing.assert_allclose(flat(run.params), flat(plain.params), rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(flat(run.params), flat(plain.params), rtol=LAST_BITS, atol=LAST_BITS)
     assert run.history["bytes_down"].tolist() == plain.history["bytes_down"].tolist()
 
 
@@ -281,7 +281,7 @@ def test_with_privacy():
     private: Any = {"privacy": fedax.DP(clip=3.0, noise=0.0, delta=1e-5)}
     plain = fedax.simulate(FEDAVG, TASK, same, **OPTIONS | private)
     run = fedax.simulate(FEDAVG, TASK, same, secure=fedax.SecureSum(), **OPTIONS | private)
-    np.testing.assert_allclose(run.params, plain.params, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(run.params, plain.params, rtol=0, atol=LAST_BITS)
     with pytest.raises(fedax.ConfigError, match=r"^secure.clip = 1.0: privacy clips uploads already"):
         fedax.simulate(FEDAVG, TASK, same, secure=fedax.SecureSum(1.0), **OPTIONS | private)
     private = {"privacy": fedax.DP(3.0, 1.0, 1e-5, adaptive=fedax.AdaptiveClip(noise=2.0))}

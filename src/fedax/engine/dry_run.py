@@ -10,7 +10,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 
 from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.schedule import resolve
@@ -35,7 +34,7 @@ class DryRun:
         programs: the traced programs of the start and of a round. They are kept until their digest is computed.
     """
 
-    def __init__(self, forms: tuple[list[ExchangeForm], list[ExchangeForm]], *programs: ClosedJaxpr):
+    def __init__(self, forms: tuple[list[ExchangeForm], list[ExchangeForm]], *programs: Unknown):
         self.forms = forms
         self._programs = programs
 

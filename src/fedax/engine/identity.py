@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Literal
 
 import fedax
 from fedax.contract.algorithm import layers_of, without_layers
@@ -260,7 +260,7 @@ def _task_programs(task: Task, params: Tree, examples: Tree) -> dict[str, str]:
     return known[at]
 
 
-def digest(program: ClosedJaxpr) -> str:
+def digest(program: Unknown) -> str:
     """A digest of a traced program: its operations, their parameters, and constants.
 
     Names of variables, source locations and addresses do not enter, so it is the same in another process.
@@ -271,6 +271,11 @@ def digest(program: ClosedJaxpr) -> str:
         (True, False)
     """
     return _digest(program, {})
+
+
+def is_program(value: Unknown) -> bool:
+    """Whether a value is a traced program, with its constants or without."""
+    return hasattr(value, "eqns")
 
 
 def _digest(program: Unknown, known: dict[int, str]) -> str:
@@ -285,14 +290,14 @@ def _digest(program: Unknown, known: dict[int, str]) -> str:
 
 
 def _pieces(program: Unknown, known: dict[int, str]) -> Iterator[str | bytes]:
-    if isinstance(program, ClosedJaxpr):
-        apart = program.jaxpr is not program  # since JAX 0.12 they are one
-        if apart:
-            yield _digest(program.jaxpr, known)
-        for constant in program.consts:
-            yield _value(constant, known)
-        if apart:
-            return
+    bare: Unknown = getattr(program, "jaxpr", None)  # without its constants; JAX 0.12 has one class of both
+    apart = bare is not None and bare is not program
+    if apart:
+        yield _digest(bare, known)
+    for constant in getattr(program, "consts", ()):
+        yield _value(constant, known)
+    if apart:
+        return
     numbers: dict[Unknown, int] = {}
 
     def name(variable: Unknown) -> str:
@@ -317,7 +322,7 @@ def _form(aval: Unknown) -> str:
 
 def _value(value: Unknown, known: dict[int, str]) -> str:
     """A parameter of an operation, or a constant."""
-    if isinstance(value, ClosedJaxpr | Jaxpr):
+    if is_program(value):
         return _digest(value, known)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return f"{value.dtype} {_value(jax.random.key_data(value), known)}"

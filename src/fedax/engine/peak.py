@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Literal
 
 from fedax.contract.types import Tree, Unknown
+from fedax.engine.identity import is_program
 from fedax.federation.census import Census
 from fedax.tasks.task import Task
 
@@ -33,7 +34,7 @@ def gradient_bytes(task: Task, params: Tree, census: Census, batch_size: int | N
     # The arguments have the types that a client gives: JAX then traces the gradient once, for this and for the rounds.
     given = (params, batch, rows if batch_size is None else 1 / batch_size, jax.eval_shape(lambda: jax.random.key(0)))
     traced = jax.make_jaxpr(task.gradient)(*given)
-    return sum(map(_bytes, traced.jaxpr.invars)) + _peak(traced.jaxpr)
+    return sum(map(_bytes, traced.invars)) + _peak(traced)
 
 
 def _peak(program: Unknown) -> int:
@@ -64,8 +65,8 @@ def _inner(equation: Unknown) -> Iterator[Unknown]:
     """The programs in an operation."""
     for value in equation.params.values():
         for each in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(each, ClosedJaxpr | Jaxpr):
-                yield each.jaxpr if isinstance(each, ClosedJaxpr) else each
+            if is_program(each):
+                yield each
 
 
 def _bytes(variable: Unknown) -> int:

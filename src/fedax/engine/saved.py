@@ -260,7 +260,7 @@ def _input_columns(origin: Origin) -> dict[str, tuple[tuple[int, ...], str]] | N
         return None
     kind = jax.dtypes.canonicalize_dtype  # as JAX would have it, without a warning
     batch = {name: jax.ShapeDtypeStruct((2, *leaf.shape), kind(leaf.dtype)) for name, leaf in example.items()}
-    program = jax.make_jaxpr(lambda batch, params: outputs(params, batch))(batch, origin.task.form()).jaxpr
+    program = jax.make_jaxpr(lambda batch, params: outputs(params, batch))(batch, origin.task.form())
     used = {id(atom) for step in program.eqns for atom in step.invars} | {id(atom) for atom in program.outvars}
     reads = dict(zip(sorted(batch), program.invars, strict=False))  # JAX sorts dictionaries by their keys
     return {name: (tuple(example[name].shape), str(example[name].dtype)) for name in example if id(reads[name]) in used}

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Literal
 
 from fedax.contract.algorithm import Algorithm, without_layers
 from fedax.contract.schedule import resolve
-from fedax.contract.types import Array, Tree
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.engine.clients import oracle_of
 from fedax.engine.job import Job, federation_of, on_devices
 from fedax.engine.loop import Clients, Federation, Hyper, draw, draw_one, exchange_key, stage_key, without_method
@@ -217,7 +217,7 @@ class _Counts:
         self._values = (job.census.examples(1), *jax.eval_shape(first_state, method, job.x))
         index, ids = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.int32)
         count = functools.partial(_count, plan=self._plan, stage=stage)
-        program = jax.make_jaxpr(count)(self._values, *self._given, index, ids, ids).jaxpr
+        program = jax.make_jaxpr(count)(self._values, *self._given, index, ids, ids)
         if needed(program) & {*program.invars[: len(jax.tree.leaves(self._values))]}:
             way_out = f"whether {method.traits().name or type(method).__name__} asks for a gradient depends on values"
             raise ConfigError("clock", job.hyper.method, f"{way_out}, which a clock cannot know; leave it out")
@@ -257,11 +257,11 @@ def _counted(
     return found
 
 
-def needed(program: Jaxpr) -> set[Tree]:
+def needed(program: Unknown) -> set[Tree]:
     """The variables on which the results of a traced program depend; each of its operations counts as a whole.
 
     Example:
-        >>> program = jax.make_jaxpr(lambda a, b: (a + 1, a * b)[0])(1.0, 2.0).jaxpr
+        >>> program = jax.make_jaxpr(lambda a, b: (a + 1, a * b)[0])(1.0, 2.0)
         >>> [variable in needed(program) for variable in program.invars]
         [True, False]
     """

@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import filelock
@@ -183,13 +183,17 @@ class Site:
             (self.folder / "memory").mkdir(parents=True, exist_ok=True)
             self._lock = filelock.FileLock(self.folder / ".lock")
             self.open()
-            self._digests = _digests(data, self.folder / "secret")
+            key = _secret(self.folder / "secret")
         except OSError as error:
             raise ConfigError("folder", str(folder), f"cannot write there ({error.strerror})") from error
         self._whole = SplitData(data, self.held, (), Census.of(data))
         self._deals: dict[str, SplitData] = {}
-        # Other clients, other examples or another version give another mark.
-        marks = [*self.names, *self._digests, json.dumps(precise_versions(), sort_keys=True)]
+        self._digests = [_digest(key, data.client(i)) for i in range(data.num_clients)]
+        # Of other data a question is another one: with the same noise, two answers would show what changed.
+        about = [*self.names, *self._digests, *(_digest(key, tree) for tree in self.held.values())]
+        self._data_mark = hashlib.sha256("\n".join(about).encode()).hexdigest()
+        # Other data or another version give another mark.
+        marks = [self._data_mark, json.dumps(precise_versions(), sort_keys=True)]
         self.mark = hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]
         self._ready: dict[str, _PreparedJob] = {}
         self._asked_clients: list[str] = []  # the clients of the current message, for the log
@@ -409,7 +413,7 @@ class Site:
             asked = [head["job"], stage, number, index, bits, places, *([group] if paced else [])]
             text = json.dumps(asked, sort_keys=True)
             question_arrays = {name: each for name, each in sent.items() if name in ("clients", "download", "fixed")}
-            question = question_of(text, [*jax.tree.leaves(question_arrays), *jax.tree.leaves(memory)])
+            question = self._question(text, [*jax.tree.leaves(question_arrays), *jax.tree.leaves(memory)])
             noise_scale = self.policy.update_noise
             numbers = sum(np.size(leaf) for leaf in jax.tree.leaves(total))
             if paced:  # of one client, so that nothing is learned from a difference
@@ -441,6 +445,10 @@ class Site:
         self.policy.check_upload(single, wire.guard is not None, secure)
         for weights in (clients["weights"], clients["data_weights"]):
             self.policy.check_sum("an update", np.ones(1) if single else weights, sizes[:1] if single else sizes)
+
+    def _question(self, text: str, arrays: Iterable[Unknown]) -> str:
+        """The digest of a question about the data that are here."""
+        return question_of(f"{self._data_mark} {text}", arrays)
 
     def _noised(self, total: Tree, clients: dict[str, np.ndarray], question: str) -> Tree:
         """A sum of updates with the node's own noise, of a secret of the node."""
@@ -518,7 +526,7 @@ class Site:
         for part, tree in parts.items():
             self.policy.check_held(f"an evaluation ({part})", _count(tree))
         text = json.dumps([head["job"], options["grad_norm"], sorted(parts)], sort_keys=True)
-        question = question_of(text, jax.tree.leaves(sent))
+        question = self._question(text, jax.tree.leaves(sent))
         figures = 1 + sum(len(task.metrics) + 1 for _ in parts)
         loss = figures * self.policy.noise**-2 if self.policy.noise else 0.0
         self._answered.take(f"evaluation {question}", question, self.policy, loss, figures)
@@ -694,7 +702,7 @@ class Site:
         test, reason = self._test_examples(head)
         if test is None:
             return Message({"withheld": reason})
-        question = question_of(json.dumps(["figures", head["problem"], head.get("deal")], sort_keys=True), [tensors])
+        question = self._question(json.dumps(["figures", head["problem"], head.get("deal")], sort_keys=True), [tensors])
         self._answered.take(f"figures {question}", question, self.policy)
         return self._figures_answer(by_client.figures(task, model_sent.tree, test))
 
@@ -705,7 +713,7 @@ class Site:
         test, reason = self._test_examples(head["job"])
         if test is None:
             return Message({"withheld": reason})
-        question = question_of(json.dumps(["alone", head["job"], rounds], sort_keys=True), [tensors])
+        question = self._question(json.dumps(["alone", head["job"], rounds], sort_keys=True), [tensors])
         self._answered.take(f"figures {question}", question, self.policy)
         model = unpacked(tensors, {"model": job.row}, "the message")["model"]
         places, data = job.split_data.places, job.split_data.data
@@ -893,16 +901,13 @@ def _secret(file: pathlib.Path) -> bytes:
     return file.read_bytes()
 
 
-def _digests(data: FederatedData, file: pathlib.Path) -> list[str]:
-    """Digests of each client's examples, keyed by a secret of the node: they show that data changed, and no more."""
-    key, digests = _secret(file), []
-    for i in range(data.num_clients):
-        digest = hmac.new(key, digestmod=hashlib.sha256)
-        for name, leaf in sorted(data.client(i).items()):
-            digest.update(f"{name} {leaf.dtype} {leaf.shape}\n".encode())
-            digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
-        digests.append(digest.hexdigest()[:16])
-    return digests
+def _digest(key: bytes, examples: Tree) -> str:
+    """A digest of examples, keyed by a secret of the node: it shows that data changed, and no more."""
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    for name, leaf in sorted((examples or {}).items()):
+        digest.update(f"{name} {leaf.dtype} {leaf.shape}\n".encode())
+        digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()[:16]
 
 
 def read_rounds(path: pathlib.Path) -> dict[int, int]:
