@@ -242,7 +242,7 @@ def _task_programs(task: Task, params: Tree, examples: Tree) -> dict[str, str]:
         key = jax.eval_shape(lambda: jax.random.key(0))
         traced = {"task.init": jax.make_jaxpr(task.init)(key)}
 
-        def trace(function: Callable[..., Unknown], *arguments: Unknown) -> ClosedJaxpr:
+        def trace(function: Callable[..., Unknown], *arguments: Unknown) -> Unknown:
             """With what is frozen as an argument: its numbers stand elsewhere."""
             program = lambda frozen, *given: function(task.bound(frozen), *given)  # noqa: E731
             return jax.make_jaxpr(program)(task.frozen, params, examples, *arguments)
