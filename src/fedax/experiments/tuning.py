@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import fedax
 from fedax.columns import better
 from fedax.engine import secret
+from fedax.engine.options import CommonOptions
 from fedax.engine.sweep import blocks, discard_sweep
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
 from fedax.experiments import cluster, own, sweeps, toml
@@ -374,7 +375,9 @@ def _parts(tuning: Tuning) -> tuple[list[_Part], int]:
     for label, experiments in tuning.experiments.items():
         for seeds in _splits(tuning.config):
             arguments = _arguments(experiments, label, seeds)
-            for block in blocks(points=arguments.pop("grid"), **arguments):
+            make, points, task, data = (arguments.pop(name) for name in ("make", "grid", "task", "data"))
+            arguments.pop("seeds")
+            for block in blocks(make, points, task, data, CommonOptions(**arguments), seeds):
                 chosen = [seeds[k] for k in block.seeds]
                 configs = [
                     {**config, "run": {**config["run"], "seeds": chosen}}

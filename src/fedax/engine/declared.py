@@ -1,0 +1,159 @@
+"""How an option of a run is declared: once, in the annotation of a field; all else is made from the declaration."""
+
+import dataclasses
+import functools
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, NamedTuple, ParamSpec, TypeVar
+
+from fedax.contract.types import Unknown
+from fedax.errors import ConfigError
+
+_P = ParamSpec("_P")
+_Given = TypeVar("_Given")
+_Result = TypeVar("_Result")
+
+
+class Option(NamedTuple):
+    """What a field's type and default do not say of an option, or of an argument.
+
+    Attributes:
+        doc: its lines of the reference; ``""`` where the docstring of its class has them.
+        hint: what to give. Where there is one, a value of another type is refused with it.
+        setting: where a configuration has it, ``"run.guard"`` or a section, ``"privacy"``; ``None``: no file has it.
+        identity: whether a run is another one with another value: ``"given"``, unless it is ``None``, or ``"always"``;
+            ``""`` where it is not, or where what is made of it says so: the method, the work, the wire, the data.
+        of_wire: whether it is a stage of the wire, the field of its name. Such are part of a run's identity, and nodes
+            of real clients are told of them.
+        at_nodes: whether nodes are told of it though it is none of the wire.
+        of_problem: whether runs in which it differs are not compared.
+        varies: where points of a sweep may differ in it, a setting that may vary, as an example.
+    """
+
+    doc: str = ""
+    hint: str = ""
+    setting: str | None = None
+    identity: str = ""
+    of_wire: bool = False
+    at_nodes: bool = False
+    of_problem: bool = False
+    varies: str = ""
+
+
+class Declared(NamedTuple):
+    """A declared option: the :class:`Option`, the types of its values but for ``None``, and its name in a file."""
+
+    option: Option
+    kinds: tuple[Unknown, ...]
+
+    @property
+    def path(self) -> list[str]:
+        """Where a configuration has it, the names from the outermost on; empty: nowhere."""
+        return [] if self.option.setting is None else self.option.setting.split(".")
+
+    def within(self, config: Mapping[str, Unknown]) -> Unknown:
+        """What a configuration has of it; ``None``: nothing, or there is no such setting."""
+        found: Unknown = config if self.path else None
+        for name in self.path:
+            found = None if found is None else found.get(name)
+        return found
+
+
+def declared(kind: Unknown) -> dict[str, Declared]:
+    """The declared options of a class, by name; ``place.precision`` is one of the class of ``place``.
+
+    Example:
+        >>> @dataclasses.dataclass
+        ... class Oven:
+        ...     minutes: Annotated[int | None, Option("how long", "give a number of minutes")] = None
+        >>> declared(Oven)["minutes"].kinds
+        (<class 'int'>,)
+    """
+    found: dict[str, Declared] = {}
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        if typing.get_origin(hint) is Annotated and isinstance(option := hint.__metadata__[0], Option):
+            union = typing.get_origin(hint.__origin__) in (typing.Union, types.UnionType)
+            members = typing.get_args(hint.__origin__) if union else (hint.__origin__,)
+            kinds = tuple(typing.get_origin(each) or each for each in members if each is not types.NoneType)
+            if typing.Literal in kinds:
+                kinds = members[:1]
+            found[name] = Declared(option, kinds)
+            if dataclasses.is_dataclass(kinds[0]):
+                found |= {f"{name}.{part}": each for part, each in declared(kinds[0]).items()}
+    return found
+
+
+def value_of(options: Unknown, name: str) -> Unknown:
+    """The value of an option by its name in :func:`declared`; ``None`` where a part's whole is not given."""
+    for part in name.split("."):
+        options = None if options is None else getattr(options, part)
+    return options
+
+
+def check_kinds(options: Unknown) -> None:
+    """Raise a ConfigError for the first option whose value is of another type than it is declared to have."""
+    for name, each in declared(type(options)).items():
+        if each.option.hint and (value := value_of(options, name)) is not None and not isinstance(value, each.kinds):
+            raise ConfigError(name, value, each.option.hint)
+
+
+def takes(
+    arguments: Callable[_P, _Given], check: Callable[[Mapping[str, Unknown]], None] | None = None
+) -> Callable[[Callable[[_Given], _Result]], Callable[_P, _Result]]:
+    """A function of the arguments that are declared in a dataclass: it has their signature and their docs.
+
+    Args:
+        arguments: the dataclass; the function gets an object of it.
+        check: is called with the keywords of a call before that is made.
+
+    Example:
+        >>> @dataclasses.dataclass
+        ... class Oven:
+        ...     minutes: Annotated[int | None, Option("how long.")] = None
+        >>> @takes(Oven)
+        ... def bake(given: Oven) -> str:
+        ...     'Bake.'
+        ...     return f"{given.minutes} minutes"
+        >>> bake(minutes=3), bake.__doc__, inspect.signature(bake)
+        ('3 minutes', 'Bake.\\n\\nArgs:\\n    minutes: how long.\\n', <Signature (minutes: int | None = None) -> str>)
+    """
+
+    def decorate(function: Callable[[_Given], _Result]) -> Callable[_P, _Result]:
+        @functools.wraps(function)
+        def called(*args: _P.args, **keywords: _P.kwargs) -> _Result:
+            if check is not None:
+                check(keywords)
+            return function(arguments(*args, **keywords))
+
+        made: Unknown = arguments
+        made.__init__.__qualname__ = function.__name__  # as errors about missing and unknown arguments call it
+        hints = typing.get_type_hints(made)
+        fields = [each.replace(annotation=hints[each.name]) for each in inspect.signature(made).parameters.values()]
+        result = inspect.signature(function).return_annotation
+        called.__signature__ = inspect.Signature(fields, return_annotation=result)  # type: ignore[attr-defined]
+        about = {each.name: declared(made)[each.name].option.doc for each in fields}
+        called.__doc__ = _with_arguments(inspect.cleandoc(function.__doc__ or ""), about)
+        return called
+
+    return decorate
+
+
+def _with_arguments(doc: str, about: Mapping[str, str]) -> str:
+    """A docstring with a section ``Args``."""
+    head, *rest = re.split(r"^(?=(?:Returns|Raises|Example):$)", doc, maxsplit=1, flags=re.MULTILINE)
+    wrapped = [
+        textwrap.fill(
+            f"{name}: {' '.join(text.split())}",
+            width=116,
+            initial_indent=" " * 4,
+            subsequent_indent=" " * 8,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for name, text in about.items()
+    ]
+    return "\n".join([head.rstrip(), "", "Args:", *wrapped, "", *rest])
