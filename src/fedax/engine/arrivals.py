@@ -7,15 +7,15 @@ unequal local steps, their number multiplies q_i, too, as it does in synchronous
 """
 
 import math
-from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, NamedTuple
+from dataclasses import KW_ONLY, dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from fedax.contract.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine.asynchronous import timetable_of
-from fedax.engine.declared import Option, takes
+from fedax.engine.declared import option, takes
 from fedax.engine.job import Job, make_job
 from fedax.engine.options import OPTIONS, Options
 from fedax.errors import ConfigError, complete
@@ -63,12 +63,12 @@ class Arrivals:
 class _Scheduled(Options):
     """The arguments of :func:`arrivals`."""
 
-    algorithm: Annotated[Algorithm, Option("as of :func:`fedax.simulate`.")]
-    task: Annotated[Task, Option("as there.")]
-    data: Annotated[FederatedData, Option("as there.")]
+    algorithm: Algorithm = field(metadata=option("as of :func:`fedax.simulate`."))
+    task: Task = field(metadata=option("as there."))
+    data: FederatedData = field(metadata=option("as there."))
     _: KW_ONLY
-    pace: Annotated[Async, OPTIONS["pace"].option]  # these two have to be given
-    clock: Annotated[Clock, OPTIONS["clock"].option]
+    pace: Async = field(metadata={"option": OPTIONS["pace"].option})  # these two have to be given
+    clock: Clock = field(metadata={"option": OPTIONS["clock"].option})
 
 
 @complete

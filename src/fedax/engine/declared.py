@@ -1,4 +1,4 @@
-"""How an option of a run is declared: once, in the annotation of a field; all else is made from the declaration."""
+"""How an option of a run is declared: once, in the metadata of a field; all else is made from the declaration."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from fedax.contract.types import Unknown
 from fedax.errors import ConfigError
@@ -44,6 +44,11 @@ class Option(NamedTuple):
     varies: str = ""
 
 
+def option(doc: str = "", hint: str = "", **more: Unknown) -> dict[str, Option]:
+    """The metadata of a field that is an option, of the arguments of :class:`Option`."""
+    return {"option": Option(doc, hint, **more)}
+
+
 class Declared(NamedTuple):
     """A declared option: the :class:`Option`, the types of its values but for ``None``, and its name in a file."""
 
@@ -69,21 +74,25 @@ def declared(kind: Unknown) -> dict[str, Declared]:
     Example:
         >>> @dataclasses.dataclass
         ... class Oven:
-        ...     minutes: Annotated[int | None, Option("how long", "give a number of minutes")] = None
+        ...     minutes: int | None = dataclasses.field(default=None, metadata=option("how long", "give minutes"))
         >>> declared(Oven)["minutes"].kinds
         (<class 'int'>,)
     """
     found: dict[str, Declared] = {}
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        if typing.get_origin(hint) is Annotated and isinstance(option := hint.__metadata__[0], Option):
-            union = typing.get_origin(hint.__origin__) in (typing.Union, types.UnionType)
-            members = typing.get_args(hint.__origin__) if union else (hint.__origin__,)
-            kinds = tuple(typing.get_origin(each) or each for each in members if each is not types.NoneType)
-            if typing.Literal in kinds:
-                kinds = members[:1]
-            found[name] = Declared(option, kinds)
-            if dataclasses.is_dataclass(kinds[0]):
-                found |= {f"{name}.{part}": each for part, each in declared(kinds[0]).items()}
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if (about := field.metadata.get("option")) is None:
+            continue
+        hint = hints[field.name]
+        members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        members = tuple(each for each in members if each is not types.NoneType)
+        origins = [typing.get_origin(each) for each in members]
+        kinds = tuple(
+            each if origin in (None, typing.Literal) else origin for each, origin in zip(members, origins, strict=True)
+        )
+        found[field.name] = Declared(about, kinds)
+        if dataclasses.is_dataclass(kinds[0]):
+            found |= {f"{field.name}.{part}": each for part, each in declared(kinds[0]).items()}
     return found
 
 
@@ -113,7 +122,7 @@ def takes(
     Example:
         >>> @dataclasses.dataclass
         ... class Oven:
-        ...     minutes: Annotated[int | None, Option("how long.")] = None
+        ...     minutes: int | None = dataclasses.field(default=None, metadata=option("how long."))
         >>> @takes(Oven)
         ... def bake(given: Oven) -> str:
         ...     'Bake.'
@@ -127,15 +136,17 @@ def takes(
         def called(*args: _P.args, **keywords: _P.kwargs) -> _Result:
             if check is not None:
                 check(keywords)
+            try:
+                signature.bind(*args, **keywords)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}(): {error}") from None
             return function(arguments(*args, **keywords))
 
         made: Unknown = arguments
-        made.__init__.__qualname__ = function.__name__  # as errors about missing and unknown arguments call it
-        hints = typing.get_type_hints(made)
-        fields = [each.replace(annotation=hints[each.name]) for each in inspect.signature(made).parameters.values()]
         result = inspect.signature(function).return_annotation
-        called.__signature__ = inspect.Signature(fields, return_annotation=result)  # type: ignore[attr-defined]
-        about = {each.name: declared(made)[each.name].option.doc for each in fields}
+        signature = inspect.signature(made).replace(return_annotation=result)
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        about = {name: declared(made)[name].option.doc for name in signature.parameters}
         called.__doc__ = _with_arguments(inspect.cleandoc(function.__doc__ or ""), about)
         return called
 

@@ -2,14 +2,14 @@
 
 import contextlib
 import dataclasses
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from fedax.contract.types import Unknown
-from fedax.engine.declared import Option, declared
+from fedax.engine.declared import declared, option
 from fedax.errors import ConfigError
 from fedax.numbers import host_bytes
 
@@ -46,14 +46,13 @@ class Place:
         Place(chunk_size=8, mesh=None, client_memory='host', stream=None, precision=None)
     """
 
-    chunk_size: Annotated[int | None, Option(setting="run.chunk_size")] = None
+    chunk_size: int | None = dataclasses.field(default=None, metadata=option(setting="run.chunk_size"))
     mesh: Mesh | None = None
     client_memory: str = "auto"
     stream: bool | None = None
-    precision: Annotated[
-        Literal["float32", "tensorfloat32", "bfloat16"] | None,
-        Option(setting="run.precision", identity="given", at_nodes=True),
-    ] = None
+    precision: Literal["float32", "tensorfloat32", "bfloat16"] | None = dataclasses.field(
+        default=None, metadata=option(setting="run.precision", identity="given", at_nodes=True)
+    )
 
     def __post_init__(self) -> None:
         known = get_args(declared(Place)["precision"].kinds[0])

@@ -76,7 +76,8 @@ def identity(
     for name, each in OPTIONS.items():
         value = value_of(options, name)
         if each.option.identity == "always" or (each.option.identity and value is not None):
-            texts |= _texts(name.rpartition(".")[2], value)
+            key = name.rpartition(".")[2]
+            texts |= {key: value} if isinstance(value, str) else _texts(key, value)
     texts |= {f"task.metrics[{name!r}]": _without_addresses(repr(each)) for name, each in task.whole_metrics.items()}
     if frozen := jax.tree_util.tree_leaves_with_path(task.frozen):
         names = ", ".join(jax.tree_util.keystr(at) for at, _ in frozen)

@@ -5,7 +5,7 @@ import functools
 import numbers
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from fedax.engine.checks import (
     pooled_of,
 )
 from fedax.engine.deadline import steps_within
-from fedax.engine.declared import Option, takes
+from fedax.engine.declared import option, takes
 from fedax.engine.devices import device_bytes
 from fedax.engine.dry_run import DryRun, dry_run
 from fedax.engine.identity import FILES, identity
@@ -184,20 +184,18 @@ class Job(NamedTuple):
 class _Asked(Options):
     """The arguments of :func:`make_job`."""
 
-    algorithm: Annotated[Algorithm, Option("as of :func:`fedax.simulate`.")]
-    task: Annotated[Task, Option("as there.")]
-    data: Annotated[
-        FederatedData | Census,
-        Option(
+    algorithm: Algorithm = dataclasses.field(metadata=option("as of :func:`fedax.simulate`."))
+    task: Task = dataclasses.field(metadata=option("as there."))
+    data: FederatedData | Census = dataclasses.field(
+        metadata=option(
             "as there; or the census of real clients, whose data are at their nodes. Their uploads may get lost, where "
             "the method allows that."
-        ),
-    ]
+        )
+    )
     _: dataclasses.KW_ONLY
-    shared: Annotated[
-        dict[Unknown, Unknown] | None,
-        Option("of several jobs, so that what they have in common is checked and made once."),
-    ] = None
+    shared: dict[Unknown, Unknown] | None = dataclasses.field(
+        default=None, metadata=option("of several jobs, so that what they have in common is checked and made once.")
+    )
 
 
 @takes(_Asked)

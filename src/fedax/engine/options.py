@@ -5,11 +5,11 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Self
+from typing import Self
 
 from fedax.contract.compression import Compressor
 from fedax.contract.types import Tree, Unknown
-from fedax.engine.declared import Option, declared
+from fedax.engine.declared import declared, option
 from fedax.engine.devices import Place
 from fedax.errors import ConfigError, F, caller_level
 from fedax.federation.clock import Clock
@@ -36,75 +36,75 @@ class CommonOptions:
     Each option is declared here and nowhere else: its type, its default, and of the rest what :class:`Option` says.
     """
 
-    rounds: Annotated[int, Option("R ≥ 0.", setting="run.rounds", of_problem=True)]
-    work: Annotated[
-        Work | None,
-        Option(
+    rounds: int = dataclasses.field(metadata=option("R ≥ 0.", setting="run.rounds", of_problem=True))
+    work: Work | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "local steps of each client; default ``Epochs(1)``.",
             "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline",
             setting="work",
             of_problem=True,
             varies="steps",
         ),
-    ] = None
-    batch_size: Annotated[
-        int | None,
-        Option(
+    )
+    batch_size: int | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "B ≥ 1 examples a local step; ``None``: all local data, which makes gradients deterministic.",
             setting="run.batch_size",
             identity="always",
             of_problem=True,
             varies="batch_size",
         ),
-    ] = None
-    participation: Annotated[
-        Participation | None,
-        Option(
+    )
+    participation: Participation | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "who takes part; default ``Full()``.",
             "give Full, Uniform, Proportional, ... or Trace",
             setting="participation",
             of_problem=True,
             varies="size",
         ),
-    ] = None
-    val: Annotated[
-        Tree,
-        Option(
+    )
+    val: Tree = dataclasses.field(
+        default=None,
+        metadata=option(
             "held-out examples by which rounds and hyper-parameters are chosen: a pytree like ``data.examples``, or "
             "those of clients, :class:`fedax.FederatedData`."
         ),
-    ] = None
-    test: Annotated[Tree, Option("the same, for the final figures.")] = None
-    evaluate_every: Annotated[
-        int | Sequence[int] | None,
-        Option(
+    )
+    test: Tree = dataclasses.field(default=None, metadata=option("the same, for the final figures."))
+    evaluate_every: int | Sequence[int] | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "rounds between evaluations, or the rounds themselves after which to evaluate; default: about fifty "
             "evaluations. The start and the last round are always among them.",
             setting="run.evaluate_every",
         ),
-    ] = None
-    params: Annotated[Tree, Option("initial model; default ``task.init``.")] = None
-    place: Annotated[
-        Place | None,
-        Option(
+    )
+    params: Tree = dataclasses.field(default=None, metadata=option("initial model; default ``task.init``."))
+    place: Place | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "where the clients run, :class:`fedax.Place`: how many side by side, on which devices, and where their "
             "memory and their examples are.",
             "give fedax.Place(...)",
         ),
-    ] = None
-    clock: Annotated[
-        Clock | None,
-        Option(
+    )
+    clock: Clock | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "how long clients take, :class:`fedax.Clock`; the history then has ``time``, in simulated seconds.",
             "give fedax.Clock(...)",
             setting="clock",
             identity="given",
             varies="step",
         ),
-    ] = None
-    pace: Annotated[
-        Async | None,
-        Option(
+    )
+    pace: Async | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "``fedax.Async(…)``, a server that does not wait for all clients of a round; it needs a ``clock``, and has "
             "who starts in the place of ``participation``. A round is then a step of the server.",
             "give fedax.Async(concurrency, buffer)",
@@ -112,73 +112,73 @@ class CommonOptions:
             identity="given",
             varies="buffer",
         ),
-    ] = None
-    until: Annotated[
-        Callable[[dict[str, Unknown]], bool] | None,
-        Option(
+    )
+    until: Callable[[dict[str, Unknown]], bool] | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "called with each row of the history; where it is true the run ends, as at a target that is reached.",
             "give a function of one row of the history that tells whether to stop",
             setting="run.patience",
         ),
-    ] = None
-    guard: Annotated[
-        Guard | bool | None,
-        Option(
+    )
+    guard: Guard | bool | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all "
             "count, as the papers have it, and a run whose model is no longer finite has diverged.",
             "give True or fedax.Guard(...)",
             setting="run.guard",
             of_wire=True,
         ),
-    ] = None
-    aggregate: Annotated[
-        Aggregator | None,
-        Option(
+    )
+    aggregate: Aggregator | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "what stands in the place of the mean of the uploads, for instance :class:`fedax.CoordinateMedian`.",
             "give CoordinateMedian, TrimmedMean, ... or ClippedMean",
             setting="run.aggregate",
             of_wire=True,
         ),
-    ] = None
-    faults: Annotated[
-        Faults | None,
-        Option(
+    )
+    faults: Faults | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "clients that send something else than they should, :class:`fedax.Faults`.",
             "give fedax.Faults(...)",
             setting="run.faults",
             of_wire=True,
             of_problem=True,
         ),
-    ] = None
-    privacy: Annotated[
-        DP | None,
-        Option(
+    )
+    privacy: DP | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "clip uploads and add noise to their sums, :class:`fedax.DP`; the history then has ``epsilon``.",
             "give fedax.DP(clip=..., noise=..., delta=...)",
             setting="privacy",
             of_wire=True,
             varies="noise",
         ),
-    ] = None
-    compress: Annotated[
-        Compressor | Mapping[str, Compressor] | None,
-        Option(
+    )
+    compress: Compressor | Mapping[str, Compressor] | None = dataclasses.field(
+        default=None,
+        metadata=option(
             'what uploads are compressed by, for instance ``fedax.ErrorFeedback(fedax.TopK(0.1))``; or ``{"up": …, '
             '"down": …}`` for uploads and downloads. Bytes in the history are those of the messages.',
             setting="run.compress",
             of_wire=True,
             varies="compress",
         ),
-    ] = None
-    secure: Annotated[
-        SecureSum | None,
-        Option(
+    )
+    secure: SecureSum | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "sum uploads as whole numbers, as secure aggregation does, :class:`fedax.SecureSum`.",
             "give fedax.SecureSum(...)",
             setting="run.secure",
             of_wire=True,
         ),
-    ] = None
+    )
 
     @property
     def keywords(self) -> dict[str, Unknown]:
@@ -212,13 +212,13 @@ class CommonOptions:
 class Options(CommonOptions):
     """The options of a run: those that several have in common, and its seed."""
 
-    seed: Annotated[
-        int,
-        Option(
+    seed: int = dataclasses.field(
+        default=0,
+        metadata=option(
             "whole number ≥ 0; fixes the initial model, the cohorts, the local work and the minibatches.",
             identity="always",
         ),
-    ] = 0
+    )
 
 
 OPTIONS = declared(Options)

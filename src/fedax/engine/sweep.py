@@ -9,7 +9,7 @@ import os
 import pathlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -25,7 +25,7 @@ from fedax.data.federated import FederatedData
 from fedax.engine import processes, secret
 from fedax.engine.asynchronous import begin, no_upload, some_groups, timetable_of
 from fedax.engine.checkpoint import Checkpoints, Keeper, discard, present
-from fedax.engine.declared import Option, takes
+from fedax.engine.declared import option, takes
 from fedax.engine.devices import Place, in_precision
 from fedax.engine.drive import drive
 from fedax.engine.evaluate import model_after, of_model, on_host, rows, with_objective
@@ -237,54 +237,54 @@ def _check_names(given: Mapping[str, Unknown]) -> None:
 class _Swept(CommonOptions):
     """The arguments of :func:`sweep`."""
 
-    make: Annotated[
-        Callable[..., Tree],
-        Option(
+    make: Callable[..., Tree] = dataclasses.field(
+        metadata=option(
             "``make(**point)`` gives a method, or a dictionary of arguments of :func:`simulate`, of which "
             '``"algorithm"`` is one, for what else depends on the point: ``work``, ``batch_size``, '
             "``participation``, ``privacy``, ``compress``, ``clock``, ``pace``, ``guard``, ``faults``, ``aggregate``, "
             "``secure``."
-        ),
-    ]
-    grid: Annotated[
-        Mapping[str, Unknown] | Iterable[Point],
-        Option(
+        )
+    )
+    grid: Mapping[str, Unknown] | Iterable[Point] = dataclasses.field(
+        metadata=option(
             "name -> sequence of values or :class:`Range`, of which all combinations are tried; or the points "
             "themselves, dictionaries, for instance of :func:`random_points` or of a tuner such as Optuna. The names "
             "are those of the arguments of ``make``, whatever it makes of them. (In a configuration they are settings: "
             "``methods.<name>.<setting>``, ``work.…``, ``participation.…``, ``privacy.…``, ``clock.…``, ``pace.…``, "
             "``run.compress.…`` and ``run.batch_size``.) Of private runs each has noise and a ledger, ε, of its own."
-        ),
-    ]
-    task: Annotated[Task, Option("what is learned.")]
-    data: Annotated[FederatedData, Option("the clients' data.")]
+        )
+    )
+    task: Task = dataclasses.field(metadata=option("what is learned."))
+    data: FederatedData = dataclasses.field(metadata=option("the clients' data."))
     _: dataclasses.KW_ONLY
-    seeds: Annotated[
-        int | Sequence[int], Option("how many (0, 1, …), or which. They share nothing; all points have the same.")
-    ] = 1
-    by_seed: Annotated[
-        Mapping[int, Mapping[str, Unknown]] | None,
-        Option(
+    seeds: int | Sequence[int] = dataclasses.field(
+        default=1, metadata=option("how many (0, 1, …), or which. They share nothing; all points have the same.")
+    )
+    by_seed: Mapping[int, Mapping[str, Unknown]] | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "seed -> ``data``, ``val``, ``test`` of its own, in place of those of all: another split of the same "
             "examples, say. Seeds whose data have the same shapes, client by client, run side by side."
         ),
-    ] = None
-    width: Annotated[int | None, Option("most runs side by side; default: by the model's size.")] = None
-    callback: Annotated[
-        Callable[[Point, int, dict[str, Unknown]], None] | None,
-        Option(
+    )
+    width: int | None = dataclasses.field(
+        default=None, metadata=option("most runs side by side; default: by the model's size.")
+    )
+    callback: Callable[[Point, int, dict[str, Unknown]], None] | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "called as ``callback(point, seed, row)`` with each row of the histories; by a sweep that goes on from "
             "checkpoints with those that it had, too."
         ),
-    ] = None
-    checkpoint: Annotated[
-        Checkpoints | str | os.PathLike[str] | None,
-        Option(
+    )
+    checkpoint: Checkpoints | str | os.PathLike[str] | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "a folder for checkpoints, or :class:`fedax.Checkpoints`, as of :func:`simulate`. Runs that go side by "
             "side have one together, in ``batch-<k>``; of those that are over, histories and models stay there and are "
             "not made again. The same call goes on, bit-identical, on as many cores."
         ),
-    ] = None
+    )
 
 
 @complete

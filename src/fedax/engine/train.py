@@ -6,12 +6,11 @@ import os
 import pathlib
 import secrets
 from collections.abc import Callable
-from typing import Annotated
 
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.types import Unknown
 from fedax.engine.checkpoint import Checkpoints
-from fedax.engine.declared import Option, takes
+from fedax.engine.declared import option, takes
 from fedax.engine.history import Run
 from fedax.engine.job import Job, make_job
 from fedax.engine.options import Options
@@ -27,27 +26,28 @@ from fedax.tasks.task import Task
 class _Trained(Options):
     """The arguments of :func:`train`."""
 
-    algorithm: Annotated[Algorithm, Option("as there.")]
-    task: Annotated[Task, Option("as there.")]
-    fleet: Annotated[Fleet, Option("the nodes; they choose themselves where their clients run.")]
-    problem: Annotated[
-        dict[str, Unknown],
-        Option("a configuration in plain JSON, of which the nodes make the same method, task and wire."),
-    ]
+    algorithm: Algorithm = dataclasses.field(metadata=option("as there."))
+    task: Task = dataclasses.field(metadata=option("as there."))
+    fleet: Fleet = dataclasses.field(metadata=option("the nodes; they choose themselves where their clients run."))
+    problem: dict[str, Unknown] = dataclasses.field(
+        metadata=option("a configuration in plain JSON, of which the nodes make the same method, task and wire.")
+    )
     _: dataclasses.KW_ONLY
-    checkpoint: Annotated[
-        str | os.PathLike[str] | None,
-        Option("a folder for checkpoints; ``None``: none are made, and a run that is stopped begins anew."),
-    ] = None
-    best: Annotated[str | None, Option("as of :class:`fedax.Checkpoints`.")] = None
-    arrivals: Annotated[
-        str | os.PathLike[str] | None,
-        Option(
+    checkpoint: str | os.PathLike[str] | None = dataclasses.field(
+        default=None,
+        metadata=option("a folder for checkpoints; ``None``: none are made, and a run that is stopped begins anew."),
+    )
+    best: str | None = dataclasses.field(default=None, metadata=option("as of :class:`fedax.Checkpoints`."))
+    arrivals: str | os.PathLike[str] | None = dataclasses.field(
+        default=None,
+        metadata=option(
             "with a pace, the file of all arrivals, of which :meth:`fedax.Clock.from_csv` makes a clock; default: "
             "``arrivals.csv`` in the folder of the checkpoints."
         ),
-    ] = None
-    callback: Annotated[Callable[[dict[str, Unknown]], None] | None, Option("as there.")] = None
+    )
+    callback: Callable[[dict[str, Unknown]], None] | None = dataclasses.field(
+        default=None, metadata=option("as there.")
+    )
 
 
 @takes(_Trained)
