@@ -327,7 +327,8 @@ def _written_arguments(part: Any) -> Table:
 # ---- sections
 
 
-def _codec(each: Declared) -> Codec:
+def codec_of(each: Declared) -> Codec:
+    """The codec of an option, by the type of its values."""
     kind: Any = each.kinds[0]
     arguments = dataclasses.is_dataclass(each.kinds[0])
     return _OF_OPTIONS.get(kind) or (ArgumentsCodec(kind) if arguments else _PlainCodec())
@@ -343,7 +344,7 @@ def options_of(config: Mapping[str, Any]) -> Table:
     found: Table = {}
     for name, each in OPTIONS.items():
         if (given := each.within(config)) is not None:
-            read = _codec(each).read(".".join(each.path), given)
+            read = codec_of(each).read(".".join(each.path), given)
             whole, _, part = name.partition(".")
             if part:
                 found[whole] = dataclasses.replace(found.get(whole, OPTIONS[whole].kinds[0]()), **{part: read})
@@ -356,6 +357,7 @@ def written_options(options: Any) -> Table:
     """The sections of a configuration that have these options.
 
     Example:
+        >>> from fedax.engine.options import Options
         >>> options = Options(rounds=3, work=fedax.RandomEpochs(2, 5), guard=True, compress=fedax.TopK(0.1))
         >>> written_options(options)["work"], written_options(options)["run"]["compress"]
         ({'kind': 'random-epochs', 'low': 2, 'high': 5}, {'up': {'name': 'top-k', 'share': 0.1}})
@@ -367,7 +369,7 @@ def written_options(options: Any) -> Table:
         if each.path and (value := value_of(options, name)) is not None:
             *above, last = each.path
             table = config.setdefault(above[0], {}) if above else config
-            table[last] = _codec(each).write(value)
+            table[last] = codec_of(each).write(value)
     return config
 
 
