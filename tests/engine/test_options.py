@@ -7,7 +7,7 @@ import re
 import pytest
 
 import fedax
-from fedax.engine.declared import check_kinds, declared, option, takes, value_of
+from fedax.engine.declared import check_kinds, declared, docs_of, takes, value_of
 from fedax.engine.job import make_job
 from fedax.engine.options import OF_WIRE, OPTIONS, CommonOptions, Options
 from fedax.engine.train import train
@@ -62,8 +62,8 @@ def test_functions_have_all_options_with_their_docs(function):
 
 def test_each_option_is_declared_with_its_docs_and_its_setting_is_its_own():
     assert [*declared(CommonOptions)] == [name for name in OPTIONS if name != "seed"]
-    assert {*FIELDS, "seed"} == {name for name in OPTIONS if "." not in name}
-    assert all(each.option.doc for name, each in OPTIONS.items() if "." not in name)
+    assert [*FIELDS, "seed"] == [*docs_of(Options)]
+    assert {*FIELDS, "seed"} - {name for name in OPTIONS if "." not in name} == {"val", "test", "params"}
     settings = [each.option.setting for each in OPTIONS.values() if each.option.setting]
     assert len({*settings}) == len(settings) and {*GIVEN} == {name for name, each in OPTIONS.items() if each.path}
     stages = {field.name for field in dataclasses.fields(Wire)}
@@ -125,9 +125,14 @@ def test_a_wrong_call_says_what_is_wrong():
 def test_an_argument_of_a_class_of_ones_own():
     @dataclasses.dataclass(frozen=True)
     class Given(CommonOptions):
-        """Arguments."""
+        """Arguments.
 
-        what: str = dataclasses.field(metadata=option("what it is."))
+        Args:
+            what: what it is.
+            rounds: that are to be acted.
+        """
+
+        what: str
 
     @takes(Given)
     def act(given):
@@ -136,4 +141,4 @@ def test_an_argument_of_a_class_of_ones_own():
 
     what, keywords = act("this", rounds=2)
     assert what == "this" and [*keywords] == FIELDS and keywords["rounds"] == 2
-    assert act.__doc__.startswith("Act.\n\nArgs:\n    what: what it is.\n    rounds: R ≥ 0.\n")
+    assert act.__doc__.startswith("Act.\n\nArgs:\n    what: what it is.\n    rounds: that are to be acted.\n")

@@ -15,9 +15,9 @@ import numpy as np
 from fedax.contract.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine.asynchronous import timetable_of
-from fedax.engine.declared import option, takes
+from fedax.engine.declared import takes
 from fedax.engine.job import Job, make_job
-from fedax.engine.options import OPTIONS, Options
+from fedax.engine.options import Options
 from fedax.errors import ConfigError, complete
 from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
@@ -61,14 +61,20 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class _Scheduled(Options):
-    """The arguments of :func:`arrivals`."""
+    """The arguments of :func:`arrivals`.
 
-    algorithm: Algorithm = field(metadata=option("as of :func:`fedax.simulate`."))
-    task: Task = field(metadata=option("as there."))
-    data: FederatedData = field(metadata=option("as there."))
+    Args:
+        algorithm: as of :func:`fedax.simulate`.
+        task: as there.
+        data: as there.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    data: FederatedData
     _: KW_ONLY
-    pace: Async = field(metadata={"option": OPTIONS["pace"].option})  # these two have to be given
-    clock: Clock = field(metadata={"option": OPTIONS["clock"].option})
+    pace: Async = field()  # these two have to be given
+    clock: Clock = field()
 
 
 @complete

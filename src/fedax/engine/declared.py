@@ -1,10 +1,9 @@
-"""How an option of a run is declared: once, in the metadata of a field; all else is made from the declaration."""
+"""How an option of a run is declared: once, as a field with its lines of docs; all else is made of that."""
 
 import dataclasses
 import functools
 import inspect
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -13,6 +12,8 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from fedax.contract.types import Unknown
 from fedax.errors import ConfigError
 
+_SECTIONS = re.compile(r"^(?=(?:Returns|Raises|Example):$)", re.MULTILINE)
+_ARGUMENT = re.compile(r"^    (\w+): .*(?:\n      .*)*", re.MULTILINE)
 _P = ParamSpec("_P")
 _Given = TypeVar("_Given")
 _Result = TypeVar("_Result")
@@ -22,7 +23,6 @@ class Option(NamedTuple):
     """What a field's type and default do not say of an option, or of an argument.
 
     Attributes:
-        doc: its lines of the reference; ``""`` where the docstring of its class has them.
         hint: what to give. Where there is one, a value of another type is refused with it.
         setting: where a configuration has it, ``"run.guard"`` or a section, ``"privacy"``; ``None``: no file has it.
         identity: whether a run is another one with another value: ``"given"``, unless it is ``None``, or ``"always"``;
@@ -34,7 +34,6 @@ class Option(NamedTuple):
         varies: where points of a sweep may differ in it, a setting that may vary, as an example.
     """
 
-    doc: str = ""
     hint: str = ""
     setting: str | None = None
     identity: str = ""
@@ -44,9 +43,9 @@ class Option(NamedTuple):
     varies: str = ""
 
 
-def option(doc: str = "", hint: str = "", **more: Unknown) -> dict[str, Option]:
-    """The metadata of a field that is an option, of the arguments of :class:`Option`."""
-    return {"option": Option(doc, hint, **more)}
+def option(default: Unknown, **about: Unknown) -> Unknown:
+    """A field with this default and the entries of an :class:`Option`."""
+    return dataclasses.field(default=default, metadata={"option": Option(**about)})
 
 
 class Declared(NamedTuple):
@@ -74,7 +73,7 @@ def declared(kind: Unknown) -> dict[str, Declared]:
     Example:
         >>> @dataclasses.dataclass
         ... class Oven:
-        ...     minutes: int | None = dataclasses.field(default=None, metadata=option("how long", "give minutes"))
+        ...     minutes: int | None = option(None, hint="give minutes")
         >>> declared(Oven)["minutes"].kinds
         (<class 'int'>,)
     """
@@ -122,7 +121,13 @@ def takes(
     Example:
         >>> @dataclasses.dataclass
         ... class Oven:
-        ...     minutes: int | None = dataclasses.field(default=None, metadata=option("how long."))
+        ...     '''Arguments.
+        ...
+        ...     Args:
+        ...         minutes: how long.
+        ...     '''
+        ...
+        ...     minutes: int | None = None
         >>> @takes(Oven)
         ... def bake(given: Oven) -> str:
         ...     'Bake.'
@@ -146,25 +151,19 @@ def takes(
         result = inspect.signature(function).return_annotation
         signature = inspect.signature(made).replace(return_annotation=result)
         called.__signature__ = signature  # type: ignore[attr-defined]
-        about = {name: declared(made)[name].option.doc for name in signature.parameters}
-        called.__doc__ = _with_arguments(inspect.cleandoc(function.__doc__ or ""), about)
+        docs = docs_of(made)
+        about = "\n".join(docs[name] for name in signature.parameters)
+        head, *rest = _SECTIONS.split(inspect.cleandoc(function.__doc__ or ""), maxsplit=1)
+        called.__doc__ = "\n".join([head.rstrip(), "", "Args:", about, "", *rest])
         return called
 
     return decorate
 
 
-def _with_arguments(doc: str, about: Mapping[str, str]) -> str:
-    """A docstring with a section ``Args``."""
-    head, *rest = re.split(r"^(?=(?:Returns|Raises|Example):$)", doc, maxsplit=1, flags=re.MULTILINE)
-    wrapped = [
-        textwrap.fill(
-            f"{name}: {' '.join(text.split())}",
-            width=116,
-            initial_indent=" " * 4,
-            subsequent_indent=" " * 8,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for name, text in about.items()
-    ]
-    return "\n".join([head.rstrip(), "", "Args:", *wrapped, "", *rest])
+def docs_of(kind: type) -> dict[str, str]:
+    """Argument -> its lines in the section ``Args`` of the docstring of a class, or of the nearest base that has it."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        section = inspect.cleandoc(vars(base).get("__doc__") or "").partition("\nArgs:\n")[2]
+        found |= {lines[1]: lines[0] for lines in _ARGUMENT.finditer(section)}
+    return found

@@ -46,12 +46,12 @@ class Place:
         Place(chunk_size=8, mesh=None, client_memory='host', stream=None, precision=None)
     """
 
-    chunk_size: int | None = dataclasses.field(default=None, metadata=option(setting="run.chunk_size"))
+    chunk_size: int | None = option(None, setting="run.chunk_size")
     mesh: Mesh | None = None
     client_memory: str = "auto"
     stream: bool | None = None
-    precision: Literal["float32", "tensorfloat32", "bfloat16"] | None = dataclasses.field(
-        default=None, metadata=option(setting="run.precision", identity="given", at_nodes=True)
+    precision: Literal["float32", "tensorfloat32", "bfloat16"] | None = option(
+        None, setting="run.precision", identity="given", at_nodes=True
     )
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ from fedax.engine.checks import (
     pooled_of,
 )
 from fedax.engine.deadline import steps_within
-from fedax.engine.declared import option, takes
+from fedax.engine.declared import takes
 from fedax.engine.devices import device_bytes
 from fedax.engine.dry_run import DryRun, dry_run
 from fedax.engine.identity import FILES, identity
@@ -182,20 +182,21 @@ class Job(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Asked(Options):
-    """The arguments of :func:`make_job`."""
+    """The arguments of :func:`make_job`.
 
-    algorithm: Algorithm = dataclasses.field(metadata=option("as of :func:`fedax.simulate`."))
-    task: Task = dataclasses.field(metadata=option("as there."))
-    data: FederatedData | Census = dataclasses.field(
-        metadata=option(
-            "as there; or the census of real clients, whose data are at their nodes. Their uploads may get lost, where "
-            "the method allows that."
-        )
-    )
+    Args:
+        algorithm: as of :func:`fedax.simulate`.
+        task: as there.
+        data: as there; or the census of real clients, whose data are at their nodes. Their uploads may get lost, where
+            the method allows that.
+        shared: of several jobs, so that what they have in common is checked and made once.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    data: FederatedData | Census
     _: dataclasses.KW_ONLY
-    shared: dict[Unknown, Unknown] | None = dataclasses.field(
-        default=None, metadata=option("of several jobs, so that what they have in common is checked and made once.")
-    )
+    shared: dict[Unknown, Unknown] | None = None
 
 
 @takes(_Asked)

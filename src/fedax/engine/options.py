@@ -9,7 +9,7 @@ from typing import Self
 
 from fedax.contract.compression import Compressor
 from fedax.contract.types import Tree, Unknown
-from fedax.engine.declared import declared, option
+from fedax.engine.declared import Option, declared, option
 from fedax.engine.devices import Place
 from fedax.errors import ConfigError, F, caller_level
 from fedax.federation.clock import Clock
@@ -34,151 +34,78 @@ class CommonOptions:
     """What :func:`fedax.simulate` takes beside method, task, data and seed: what runs have in common that are compared.
 
     Each option is declared here and nowhere else: its type, its default, and of the rest what :class:`Option` says.
+
+    Args:
+        rounds: R ≥ 0.
+        work: local steps of each client; default ``Epochs(1)``.
+        batch_size: B ≥ 1 examples a local step; ``None``: all local data, which makes gradients deterministic.
+        participation: who takes part; default ``Full()``.
+        val: held-out examples by which rounds and hyper-parameters are chosen: a pytree like ``data.examples``, or
+            those of clients, :class:`fedax.FederatedData`.
+        test: the same, for the final figures.
+        evaluate_every: rounds between evaluations, or the rounds themselves after which to evaluate; default: about
+            fifty evaluations. The start and the last round are always among them.
+        params: initial model; default ``task.init``.
+        place: where the clients run, :class:`fedax.Place`: how many side by side, on which devices, and where their
+            memory and their examples are.
+        clock: how long clients take, :class:`fedax.Clock`; the history then has ``time``, in simulated seconds.
+        pace: ``fedax.Async(…)``, a server that does not wait for all clients of a round; it needs a ``clock``, and has
+            who starts in the place of ``participation``. A round is then a step of the server.
+        until: called with each row of the history; where it is true the run ends, as at a target that is reached.
+        guard: leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all
+            count, as the papers have it, and a run whose model is no longer finite has diverged.
+        aggregate: what stands in the place of the mean of the uploads, for instance :class:`fedax.CoordinateMedian`.
+        faults: clients that send something else than they should, :class:`fedax.Faults`.
+        privacy: clip uploads and add noise to their sums, :class:`fedax.DP`; the history then has ``epsilon``.
+        compress: what uploads are compressed by, for instance ``fedax.ErrorFeedback(fedax.TopK(0.1))``; or ``{"up": …,
+            "down": …}`` for uploads and downloads. Bytes in the history are those of the messages.
+        secure: sum uploads as whole numbers, as secure aggregation does, :class:`fedax.SecureSum`.
     """
 
-    rounds: int = dataclasses.field(metadata=option("R ≥ 0.", setting="run.rounds", of_problem=True))
-    work: Work | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "local steps of each client; default ``Epochs(1)``.",
-            "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline",
-            setting="work",
-            of_problem=True,
-            varies="steps",
-        ),
+    rounds: int = dataclasses.field(metadata={"option": Option(setting="run.rounds", of_problem=True)})
+    work: Work | None = option(
+        None,
+        hint="give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline",
+        setting="work",
+        of_problem=True,
+        varies="steps",
     )
-    batch_size: int | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "B ≥ 1 examples a local step; ``None``: all local data, which makes gradients deterministic.",
-            setting="run.batch_size",
-            identity="always",
-            of_problem=True,
-            varies="batch_size",
-        ),
+    batch_size: int | None = option(
+        None, setting="run.batch_size", identity="always", of_problem=True, varies="batch_size"
     )
-    participation: Participation | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "who takes part; default ``Full()``.",
-            "give Full, Uniform, Proportional, ... or Trace",
-            setting="participation",
-            of_problem=True,
-            varies="size",
-        ),
+    participation: Participation | None = option(
+        None,
+        hint="give Full, Uniform, Proportional, ... or Trace",
+        setting="participation",
+        of_problem=True,
+        varies="size",
     )
-    val: Tree = dataclasses.field(
-        default=None,
-        metadata=option(
-            "held-out examples by which rounds and hyper-parameters are chosen: a pytree like ``data.examples``, or "
-            "those of clients, :class:`fedax.FederatedData`."
-        ),
+    val: Tree = None
+    test: Tree = None
+    evaluate_every: int | Sequence[int] | None = option(None, setting="run.evaluate_every")
+    params: Tree = None
+    place: Place | None = option(None, hint="give fedax.Place(...)")
+    clock: Clock | None = option(None, hint="give fedax.Clock(...)", setting="clock", identity="given", varies="step")
+    pace: Async | None = option(
+        None, hint="give fedax.Async(concurrency, buffer)", setting="pace", identity="given", varies="buffer"
     )
-    test: Tree = dataclasses.field(default=None, metadata=option("the same, for the final figures."))
-    evaluate_every: int | Sequence[int] | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "rounds between evaluations, or the rounds themselves after which to evaluate; default: about fifty "
-            "evaluations. The start and the last round are always among them.",
-            setting="run.evaluate_every",
-        ),
+    until: Callable[[dict[str, Unknown]], bool] | None = option(
+        None, hint="give a function of one row of the history that tells whether to stop", setting="run.patience"
     )
-    params: Tree = dataclasses.field(default=None, metadata=option("initial model; default ``task.init``."))
-    place: Place | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "where the clients run, :class:`fedax.Place`: how many side by side, on which devices, and where their "
-            "memory and their examples are.",
-            "give fedax.Place(...)",
-        ),
+    guard: Guard | bool | None = option(None, hint="give True or fedax.Guard(...)", setting="run.guard", of_wire=True)
+    aggregate: Aggregator | None = option(
+        None, hint="give CoordinateMedian, TrimmedMean, ... or ClippedMean", setting="run.aggregate", of_wire=True
     )
-    clock: Clock | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "how long clients take, :class:`fedax.Clock`; the history then has ``time``, in simulated seconds.",
-            "give fedax.Clock(...)",
-            setting="clock",
-            identity="given",
-            varies="step",
-        ),
+    faults: Faults | None = option(
+        None, hint="give fedax.Faults(...)", setting="run.faults", of_wire=True, of_problem=True
     )
-    pace: Async | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "``fedax.Async(…)``, a server that does not wait for all clients of a round; it needs a ``clock``, and has "
-            "who starts in the place of ``participation``. A round is then a step of the server.",
-            "give fedax.Async(concurrency, buffer)",
-            setting="pace",
-            identity="given",
-            varies="buffer",
-        ),
+    privacy: DP | None = option(
+        None, hint="give fedax.DP(clip=..., noise=..., delta=...)", setting="privacy", of_wire=True, varies="noise"
     )
-    until: Callable[[dict[str, Unknown]], bool] | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "called with each row of the history; where it is true the run ends, as at a target that is reached.",
-            "give a function of one row of the history that tells whether to stop",
-            setting="run.patience",
-        ),
+    compress: Compressor | Mapping[str, Compressor] | None = option(
+        None, setting="run.compress", of_wire=True, varies="compress"
     )
-    guard: Guard | bool | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all "
-            "count, as the papers have it, and a run whose model is no longer finite has diverged.",
-            "give True or fedax.Guard(...)",
-            setting="run.guard",
-            of_wire=True,
-        ),
-    )
-    aggregate: Aggregator | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "what stands in the place of the mean of the uploads, for instance :class:`fedax.CoordinateMedian`.",
-            "give CoordinateMedian, TrimmedMean, ... or ClippedMean",
-            setting="run.aggregate",
-            of_wire=True,
-        ),
-    )
-    faults: Faults | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "clients that send something else than they should, :class:`fedax.Faults`.",
-            "give fedax.Faults(...)",
-            setting="run.faults",
-            of_wire=True,
-            of_problem=True,
-        ),
-    )
-    privacy: DP | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "clip uploads and add noise to their sums, :class:`fedax.DP`; the history then has ``epsilon``.",
-            "give fedax.DP(clip=..., noise=..., delta=...)",
-            setting="privacy",
-            of_wire=True,
-            varies="noise",
-        ),
-    )
-    compress: Compressor | Mapping[str, Compressor] | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            'what uploads are compressed by, for instance ``fedax.ErrorFeedback(fedax.TopK(0.1))``; or ``{"up": …, '
-            '"down": …}`` for uploads and downloads. Bytes in the history are those of the messages.',
-            setting="run.compress",
-            of_wire=True,
-            varies="compress",
-        ),
-    )
-    secure: SecureSum | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "sum uploads as whole numbers, as secure aggregation does, :class:`fedax.SecureSum`.",
-            "give fedax.SecureSum(...)",
-            setting="run.secure",
-            of_wire=True,
-        ),
-    )
+    secure: SecureSum | None = option(None, hint="give fedax.SecureSum(...)", setting="run.secure", of_wire=True)
 
     @property
     def keywords(self) -> dict[str, Unknown]:
@@ -210,15 +137,13 @@ class CommonOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(CommonOptions):
-    """The options of a run: those that several have in common, and its seed."""
+    """The options of a run: those that several have in common, and its seed.
 
-    seed: int = dataclasses.field(
-        default=0,
-        metadata=option(
-            "whole number ≥ 0; fixes the initial model, the cohorts, the local work and the minibatches.",
-            identity="always",
-        ),
-    )
+    Args:
+        seed: whole number ≥ 0; fixes the initial model, the cohorts, the local work and the minibatches.
+    """
+
+    seed: int = option(0, identity="always")
 
 
 OPTIONS = declared(Options)

@@ -10,7 +10,7 @@ from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.asynchronous import Asynchronous
 from fedax.engine.checkpoint import Checkpoints, Keeper
-from fedax.engine.declared import option, takes
+from fedax.engine.declared import takes
 from fedax.engine.drive import Program, drive
 from fedax.engine.evaluate import OneJob, measured, public_columns
 from fedax.engine.history import Run
@@ -30,37 +30,28 @@ from fedax.tracking import Log
 
 @dataclasses.dataclass(frozen=True)
 class _Simulated(Options):
-    """The arguments of :func:`simulate`."""
+    """The arguments of :func:`simulate`.
 
-    algorithm: Algorithm = dataclasses.field(metadata=option("a method, from :func:`fedax.create` or made by parts."))
-    task: Task = dataclasses.field(
-        metadata=option(
-            "what is learned, and what is measured of it; make it once and reuse the object. One that learns a part of "
-            "a model, or low-rank changes of it, is made by :func:`fedax.tasks.partial`."
-        )
-    )
-    data: FederatedData = dataclasses.field(
-        metadata=option("the clients' data; their weights p_i define the objective.")
-    )
+    Args:
+        algorithm: a method, from :func:`fedax.create` or made by parts.
+        task: what is learned, and what is measured of it; make it once and reuse the object. One that learns a part of
+            a model, or low-rank changes of it, is made by :func:`fedax.tasks.partial`.
+        data: the clients' data; their weights p_i define the objective.
+        callback: called with each row of the history as it is made, and by a run that goes on from a checkpoint with
+            those that it had. A log of :mod:`fedax.tracking` gets of a private run the columns that are public.
+        checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
+            the newest, bit-identical to one that never stopped, on as many devices; on another number of devices or
+            processes up to the order of summation. The number of rounds and the evaluations may be others than before.
+            SIGINT, SIGHUP, SIGTERM wait for the rounds under way, about two seconds or one round, and for a checkpoint;
+            then they do what they do elsewhere, as ``KeyboardInterrupt`` for Ctrl-C. A second one does not wait.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    data: FederatedData
     _: dataclasses.KW_ONLY
-    callback: Callable[[dict[str, Unknown]], None] | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "called with each row of the history as it is made, and by a run that goes on from a checkpoint with those "
-            "that it had. A log of :mod:`fedax.tracking` gets of a private run the columns that are public."
-        ),
-    )
-    checkpoint: Checkpoints | str | os.PathLike[str] | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from the "
-            "newest, bit-identical to one that never stopped, on as many devices; on another number of devices or "
-            "processes up to the order of summation. The number of rounds and the evaluations may be others than "
-            "before. SIGINT, SIGHUP, SIGTERM wait for the rounds under way, about two seconds or one round, and for a "
-            "checkpoint; then they do what they do elsewhere, as ``KeyboardInterrupt`` for Ctrl-C. A second one does "
-            "not wait."
-        ),
-    )
+    callback: Callable[[dict[str, Unknown]], None] | None = None
+    checkpoint: Checkpoints | str | os.PathLike[str] | None = None
 
 
 @complete

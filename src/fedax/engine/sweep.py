@@ -25,7 +25,7 @@ from fedax.data.federated import FederatedData
 from fedax.engine import processes, secret
 from fedax.engine.asynchronous import begin, no_upload, some_groups, timetable_of
 from fedax.engine.checkpoint import Checkpoints, Keeper, discard, present
-from fedax.engine.declared import option, takes
+from fedax.engine.declared import takes
 from fedax.engine.devices import Place, in_precision
 from fedax.engine.drive import drive
 from fedax.engine.evaluate import model_after, of_model, on_host, rows, with_objective
@@ -235,56 +235,40 @@ def _check_names(given: Mapping[str, Unknown]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Swept(CommonOptions):
-    """The arguments of :func:`sweep`."""
+    """The arguments of :func:`sweep`.
 
-    make: Callable[..., Tree] = dataclasses.field(
-        metadata=option(
-            "``make(**point)`` gives a method, or a dictionary of arguments of :func:`simulate`, of which "
-            '``"algorithm"`` is one, for what else depends on the point: ``work``, ``batch_size``, '
-            "``participation``, ``privacy``, ``compress``, ``clock``, ``pace``, ``guard``, ``faults``, ``aggregate``, "
-            "``secure``."
-        )
-    )
-    grid: Mapping[str, Unknown] | Iterable[Point] = dataclasses.field(
-        metadata=option(
-            "name -> sequence of values or :class:`Range`, of which all combinations are tried; or the points "
-            "themselves, dictionaries, for instance of :func:`random_points` or of a tuner such as Optuna. The names "
-            "are those of the arguments of ``make``, whatever it makes of them. (In a configuration they are settings: "
-            "``methods.<name>.<setting>``, ``work.…``, ``participation.…``, ``privacy.…``, ``clock.…``, ``pace.…``, "
-            "``run.compress.…`` and ``run.batch_size``.) Of private runs each has noise and a ledger, ε, of its own."
-        )
-    )
-    task: Task = dataclasses.field(metadata=option("what is learned."))
-    data: FederatedData = dataclasses.field(metadata=option("the clients' data."))
+    Args:
+        make: ``make(**point)`` gives a method, or a dictionary of arguments of :func:`simulate`, of which
+            ``"algorithm"`` is one, for what else depends on the point: ``work``, ``batch_size``, ``participation``,
+            ``privacy``, ``compress``, ``clock``, ``pace``, ``guard``, ``faults``, ``aggregate``, ``secure``.
+        grid: name -> sequence of values or :class:`Range`, of which all combinations are tried; or the points
+            themselves, dictionaries, for instance of :func:`random_points` or of a tuner such as Optuna. The names are
+            those of the arguments of ``make``, whatever it makes of them. (In a configuration they are settings:
+            ``methods.<name>.<setting>``, ``work.…``, ``participation.…``, ``privacy.…``, ``clock.…``, ``pace.…``,
+            ``run.compress.…`` and ``run.batch_size``.) Of private runs each has noise and a ledger, ε, of its own.
+        task: what is learned.
+        data: the clients' data.
+        seeds: how many (0, 1, …), or which. They share nothing; all points have the same.
+        by_seed: seed -> ``data``, ``val``, ``test`` of its own, in place of those of all: another split of the same
+            examples, say. Seeds whose data have the same shapes, client by client, run side by side.
+        width: most runs side by side; default: by the model's size.
+        callback: called as ``callback(point, seed, row)`` with each row of the histories; by a sweep that goes on from
+            checkpoints with those that it had, too.
+        checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`, as of :func:`simulate`. Runs that go side
+            by side have one together, in ``batch-<k>``; of those that are over, histories and models stay there and are
+            not made again. The same call goes on, bit-identical, on as many cores.
+    """
+
+    make: Callable[..., Tree]
+    grid: Mapping[str, Unknown] | Iterable[Point]
+    task: Task
+    data: FederatedData
     _: dataclasses.KW_ONLY
-    seeds: int | Sequence[int] = dataclasses.field(
-        default=1, metadata=option("how many (0, 1, …), or which. They share nothing; all points have the same.")
-    )
-    by_seed: Mapping[int, Mapping[str, Unknown]] | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "seed -> ``data``, ``val``, ``test`` of its own, in place of those of all: another split of the same "
-            "examples, say. Seeds whose data have the same shapes, client by client, run side by side."
-        ),
-    )
-    width: int | None = dataclasses.field(
-        default=None, metadata=option("most runs side by side; default: by the model's size.")
-    )
-    callback: Callable[[Point, int, dict[str, Unknown]], None] | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "called as ``callback(point, seed, row)`` with each row of the histories; by a sweep that goes on from "
-            "checkpoints with those that it had, too."
-        ),
-    )
-    checkpoint: Checkpoints | str | os.PathLike[str] | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "a folder for checkpoints, or :class:`fedax.Checkpoints`, as of :func:`simulate`. Runs that go side by "
-            "side have one together, in ``batch-<k>``; of those that are over, histories and models stay there and are "
-            "not made again. The same call goes on, bit-identical, on as many cores."
-        ),
-    )
+    seeds: int | Sequence[int] = 1
+    by_seed: Mapping[int, Mapping[str, Unknown]] | None = None
+    width: int | None = None
+    callback: Callable[[Point, int, dict[str, Unknown]], None] | None = None
+    checkpoint: Checkpoints | str | os.PathLike[str] | None = None
 
 
 @complete

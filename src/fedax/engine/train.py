@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.types import Unknown
 from fedax.engine.checkpoint import Checkpoints
-from fedax.engine.declared import option, takes
+from fedax.engine.declared import takes
 from fedax.engine.history import Run
 from fedax.engine.job import Job, make_job
 from fedax.engine.options import Options
@@ -24,30 +24,29 @@ from fedax.tasks.task import Task
 
 @dataclasses.dataclass(frozen=True)
 class _Trained(Options):
-    """The arguments of :func:`train`."""
+    """The arguments of :func:`train`.
 
-    algorithm: Algorithm = dataclasses.field(metadata=option("as there."))
-    task: Task = dataclasses.field(metadata=option("as there."))
-    fleet: Fleet = dataclasses.field(metadata=option("the nodes; they choose themselves where their clients run."))
-    problem: dict[str, Unknown] = dataclasses.field(
-        metadata=option("a configuration in plain JSON, of which the nodes make the same method, task and wire.")
-    )
+    Args:
+        algorithm: as there.
+        task: as there.
+        fleet: the nodes; they choose themselves where their clients run.
+        problem: a configuration in plain JSON, of which the nodes make the same method, task and wire.
+        checkpoint: a folder for checkpoints; ``None``: none are made, and a run that is stopped begins anew.
+        best: as of :class:`fedax.Checkpoints`.
+        arrivals: with a pace, the file of all arrivals, of which :meth:`fedax.Clock.from_csv` makes a clock; default:
+            ``arrivals.csv`` in the folder of the checkpoints.
+        callback: as there.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    fleet: Fleet
+    problem: dict[str, Unknown]
     _: dataclasses.KW_ONLY
-    checkpoint: str | os.PathLike[str] | None = dataclasses.field(
-        default=None,
-        metadata=option("a folder for checkpoints; ``None``: none are made, and a run that is stopped begins anew."),
-    )
-    best: str | None = dataclasses.field(default=None, metadata=option("as of :class:`fedax.Checkpoints`."))
-    arrivals: str | os.PathLike[str] | None = dataclasses.field(
-        default=None,
-        metadata=option(
-            "with a pace, the file of all arrivals, of which :meth:`fedax.Clock.from_csv` makes a clock; default: "
-            "``arrivals.csv`` in the folder of the checkpoints."
-        ),
-    )
-    callback: Callable[[dict[str, Unknown]], None] | None = dataclasses.field(
-        default=None, metadata=option("as there.")
-    )
+    checkpoint: str | os.PathLike[str] | None = None
+    best: str | None = None
+    arrivals: str | os.PathLike[str] | None = None
+    callback: Callable[[dict[str, Unknown]], None] | None = None
 
 
 @takes(_Trained)

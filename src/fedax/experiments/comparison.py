@@ -19,10 +19,9 @@ from fedax.algorithms import METHODS
 from fedax.columns import TIME, describe, show, shown
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.settings import plain
-from fedax.contract.types import Tree
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
-from fedax.engine.declared import option, takes
+from fedax.engine.declared import takes
 from fedax.engine.job import make_job
 from fedax.engine.options import CommonOptions, takes_former_options
 from fedax.engine.patience import Patience
@@ -78,70 +77,41 @@ def _check_names(given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class _Compared(CommonOptions):
-    """The arguments of :func:`compare`."""
+    """The arguments of :func:`compare`.
 
-    methods: Mapping[str, Algorithm | str] | Sequence[str] = field(
-        metadata=option(
-            "label -> method, or the name of one; or names alone. A name stands for the method with the defaults of "
-            ":func:`fedax.create`."
-        )
-    )
-    task: Task = field(metadata=option("what is learned."))
-    data: FederatedData = field(metadata=option("the clients' data."))
-    rounds: int = field(kw_only=True, metadata=option("R ≥ 1."))
-    until: Patience | None = field(
-        default=None, kw_only=True, metadata=option("a :class:`fedax.Patience`, by which a run ends.")
-    )
-    test: Tree = field(
-        default=None,
-        kw_only=True,
-        metadata=option(
-            "the same, for the final figures. Where they are given by client there are tables of them too."
-        ),
-    )
+    Args:
+        methods: label -> method, or the name of one; or names alone. A name stands for the method with the defaults of
+            :func:`fedax.create`.
+        task: what is learned.
+        data: the clients' data.
+        rounds: R ≥ 1.
+        until: a :class:`fedax.Patience`, by which a run ends.
+        test: the same, for the final figures. Where they are given by client there are tables of them too.
+        seeds: how many (0, 1, …), or which. With one seed no difference is told from chance.
+        judge: the column by which methods are compared; default: the test loss, or without a test part that of
+            validation, or the training objective.
+        metrics: more than the task has: names of :func:`fedax.metrics.available`, metrics, or name -> metric.
+        baselines: whether to train each client alone too, and one model on the data of all in one place; or ``{"lr":
+            …}``, their learning rate. It needs ``test`` by client.
+        out: run folder, in which all is kept; it has to be new or empty, or hold this same comparison, which then goes
+            on where it was stopped. ``None``: a temporary one, which goes when the comparison does.
+        track: follows the runs, as TensorBoard, MLflow or Weights & Biases do: see :mod:`fedax.tracking`.
+        executor: of ``concurrent.futures``, such as ``ProcessPoolExecutor()`` or Dask's ``client.get_executor()``: each
+            method with each seed is a job of one core there, and everything that it needs travels with it. Default: all
+            runs in this process.
+    """
+
+    methods: Mapping[str, Algorithm | str] | Sequence[str]
+    task: Task
+    data: FederatedData
     _: dataclasses.KW_ONLY
-    seeds: int | Sequence[int] = field(
-        default=3, metadata=option("how many (0, 1, …), or which. With one seed no difference is told from chance.")
-    )
-    judge: str | None = field(
-        default=None,
-        metadata=option(
-            "the column by which methods are compared; default: the test loss, or without a test part that of "
-            "validation, or the training objective."
-        ),
-    )
-    metrics: Mapping[str, Any] | Sequence[str | Metric | RunMetric] = field(
-        default=(),
-        metadata=option(
-            "more than the task has: names of :func:`fedax.metrics.available`, metrics, or name -> metric."
-        ),
-    )
-    baselines: bool | Mapping[str, float] = field(
-        default=False,
-        metadata=option(
-            "whether to train each client alone too, and one model on the data of all in one place; or "
-            '``{"lr": …}``, their learning rate. It needs ``test`` by client.'
-        ),
-    )
-    out: str | Path | None = field(
-        default=None,
-        metadata=option(
-            "run folder, in which all is kept; it has to be new or empty, or hold this same comparison, which then "
-            "goes on where it was stopped. ``None``: a temporary one, which goes when the comparison does."
-        ),
-    )
-    track: Tracker | None = field(
-        default=None,
-        metadata=option("follows the runs, as TensorBoard, MLflow or Weights & Biases do: see :mod:`fedax.tracking`."),
-    )
-    executor: Executor | None = field(
-        default=None,
-        metadata=option(
-            "of ``concurrent.futures``, such as ``ProcessPoolExecutor()`` or Dask's ``client.get_executor()``: each "
-            "method with each seed is a job of one core there, and everything that it needs travels with it. Default: "
-            "all runs in this process."
-        ),
-    )
+    seeds: int | Sequence[int] = 3
+    judge: str | None = None
+    metrics: Mapping[str, Any] | Sequence[str | Metric | RunMetric] = ()
+    baselines: bool | Mapping[str, float] = False
+    out: str | Path | None = None
+    track: Tracker | None = None
+    executor: Executor | None = None
 
 
 @complete

@@ -115,7 +115,9 @@ class ArgumentsCodec:
     brief: bool = False
 
     def read(self, field: str, given: Any) -> Any:
-        """The part."""
+        """The part; a truth value stays, of an option that takes one too."""
+        if isinstance(given, bool):
+            return given
         return call(field, self.make, given if self.short is None or isinstance(given, dict) else {self.short: given})
 
     def write(self, part: Any) -> Any:
@@ -126,13 +128,6 @@ class ArgumentsCodec:
         return {
             name: value for name, value in _written_arguments(part).items() if name not in usual or value != usual[name]
         }
-
-
-class _GuardCodec(ArgumentsCodec):
-    """The guard: a table, or true for the default one."""
-
-    def read(self, field: str, given: Any) -> Any:
-        return super().read(field, given) if isinstance(given, dict) else given
 
 
 class _CompressionCodec:
@@ -255,7 +250,6 @@ _OF_OPTIONS: dict[Any, Codec] = {
     fedax.Clock: CLOCK,
     fedax.Async: PACE,
     fedax.DP: PRIVACY,
-    fedax.Guard: _GuardCodec(fedax.Guard),
     Aggregator: ComponentCodec(AVERAGES),
     Compressor: _CompressionCodec(),
     Callable: ArgumentsCodec(Patience, short="evaluations"),
