@@ -15,6 +15,8 @@ class Docstrings(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Called when an object and its members are there."""
+        if isinstance(obj, griffe.Function):
+            _declared(obj)
         if obj.docstring is not None:
             obj.docstring.value = _text(obj.docstring.value, obj)
 
@@ -43,6 +45,27 @@ class Docstrings(griffe.Extension):
         if "args" not in signature.parameters or "kwargs" not in signature.parameters:
             made = griffe.Function("__init__", parameters=griffe.Parameters(*names), lineno=cls.lineno)
             cls.set_member("__init__", made)
+
+
+def _declared(function: griffe.Function) -> None:
+    """Gives a function the arguments and the docstring that it has where they are made from a declaration."""
+    if "takes" not in {str(each.value).partition("(")[0] for each in function.decorators}:
+        return
+    found = getattr(importlib.import_module(function.module.path), function.name)
+    names = [
+        griffe.Parameter(
+            name,
+            annotation=re.sub(
+                r"\b(?:fedax|collections|typing)(?:\.\w+)*\.", "", inspect.formatannotation(each.annotation)
+            ),
+            kind=getattr(griffe.ParameterKind, each.kind.name.lower()),
+            default=None if each.default is each.empty else _default(each.default),
+        )
+        for name, each in inspect.signature(found).parameters.items()
+    ]
+    function.parameters = griffe.Parameters(*names)
+    if function.docstring is not None:
+        function.docstring.value = found.__doc__
 
 
 def _default(value: object) -> str:

@@ -8,20 +8,23 @@ import fedax
 from fedax.algorithms import METHODS
 from fedax.contract.compression import COMPRESSORS
 from fedax.contract.regularizers import REGULARIZERS
+from fedax.engine.options import OPTIONS
 from fedax.experiments import build, read, toml
 from fedax.experiments.config.codec import (
     ADAPTIVE,
     CLOCK,
     PARTICIPATIONS,
     PRIVACY,
-    RUN,
     SCHEDULES,
     WORKS,
     ComponentCodec,
+    codec_of,
     setting,
 )
 from fedax.federation import DISTRIBUTIONS, PARTICIPATION, WORK
 from fedax.wire import AVERAGES
+
+RUN = {name: codec_of(each) for name, each in OPTIONS.items() if each.path[:1] == ["run"]}
 
 # ArgumentsCodec that have to be given.
 GIVEN = {
@@ -69,7 +72,7 @@ def test_registered_parts_are_read_as_they_are_written(registry, key, name):
         (RUN["guard"], fedax.Guard(5.0)),
         (RUN["faults"], fedax.Faults([1], times=-1.0)),
         (RUN["secure"], fedax.SecureSum(clip=10.0)),
-        (RUN["patience"], fedax.Patience(evaluations=3)),
+        (RUN["until"], fedax.Patience(evaluations=3)),
         (RUN["aggregate"], fedax.TrimmedMean(0.2)),
         (RUN["compress"], {"up": fedax.TopK(0.5), "down": fedax.Natural()}),
         (PRIVACY, fedax.DP(1.0, 0.5, 1e-5, epsilon=3.0, adaptive=fedax.AdaptiveClip(0.6))),
@@ -97,7 +100,7 @@ def test_other_parts_too(codec, part):
 
 def test_what_stands_alone():
     assert RUN["guard"].read("run.guard", True) is True and RUN["guard"].write(False) is False
-    assert RUN["patience"].read("run.patience", 3) == fedax.Patience(evaluations=3)
+    assert RUN["until"].read("run.patience", 3) == fedax.Patience(evaluations=3)
     assert RUN["aggregate"].read("run.aggregate", "coordinate-median") == fedax.CoordinateMedian()
     assert setting(lambda row: True) == "python:function" and setting(fedax.FromFunction(abs))[:12] == "FromFunction"
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import fedax
 from fedax.cli import app
 from fedax.experiments import comparison, described, read, tables
+from fedax.experiments.config import codec
 from fedax.federation import PARTICIPATION, WORK
 from fedax.federation.participation import Cohort
 
@@ -462,13 +463,13 @@ def test_a_configuration_tells_every_method_as_create_makes_it():
 
 def test_so_it_does_of_work_and_participation():
     for work in (fedax.Steps(3), fedax.Steps([1, 2]), fedax.Epochs(2), fedax.RandomSteps(5.0, 2.0, 1, 9)):
-        section = described.work(work)
+        section = codec.WORKS.write(work)
         assert repr(WORK.bind(section.pop("kind"), section, section="work", key="kind")[0]) == repr(work)
     for who in (fedax.Full(), fedax.Uniform(3), fedax.Trace([[0, 1], [2]])):
-        section = described.participation(who)
+        section = codec.PARTICIPATIONS.write(who)
         kind = section.pop("kind")
         assert repr(PARTICIPATION.bind(kind, section, section="participation", key="kind")[0]) == repr(who)
-    away = described.participation(fedax.Dropout(fedax.Uniform(2), [0.1] * 5000))
+    away = codec.PARTICIPATIONS.write(fedax.Dropout(fedax.Uniform(2), [0.1] * 5000))
     assert away["kind"] == "uniform" and away["dropout"] == "array (5000,)"
 
 

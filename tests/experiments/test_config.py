@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.experiments import build, datasets, described, override, read_toml, recipes, tasks, toml
+from fedax.experiments import build, datasets, override, read_toml, recipes, tasks, toml
+from fedax.experiments.config import codec
 from fedax.experiments.config.data import deal
 from fedax.experiments.defaults import TASKS_OF, comparison
 
@@ -197,7 +198,7 @@ def test_the_pace():
         made = build(put(clock={"step": 1.0}, pace=table))
         assert repr(made.options["pace"]) == repr(want) and made.config["pace"] == table
         assert repr(build(tomllib.loads(toml.dumps(made.config))).options["pace"]) == repr(want)
-        assert repr(build(put(clock={"step": 1.0}, pace=described.pace(want))).options["pace"]) == repr(want)
+        assert repr(build(put(clock={"step": 1.0}, pace=codec.PACE.write(want))).options["pace"]) == repr(want)
 
 
 def test_the_clock(tmp_path):

@@ -10,7 +10,9 @@ import pytest
 
 import fedax
 from fedax.contract.compression import ArrayForm
-from fedax.experiments import build, described
+from fedax.engine.options import Options
+from fedax.experiments import build
+from fedax.experiments.config import codec
 from fedax.experiments.config.experiment import problem_of
 from fedax.wire.compressed import Compression
 from fedax.wire.privacy import DownloadAndClip
@@ -313,7 +315,7 @@ def test_in_a_configuration(tmp_path):
         assert repr(made.options["compress"]) == repr(Compression(**wanted))
         at_node = problem_of(json.loads(json.dumps(made.problem("fedavg"))))
         assert repr((at_node.up, at_node.wire.down)) == repr((wanted.get("up"), wanted.get("down")))
-        again = described.run([0], {"rounds": 1, "compress": made.options["compress"]}, made.task)["compress"]
+        again = codec.written_options(Options(rounds=1, compress=made.options["compress"]))["run"]["compress"]
         assert repr(Compression.of(again)) == repr(Compression(**wanted))
     with pytest.raises(fedax.ConfigError, match=r"run.compress.share = 2"):
         build(

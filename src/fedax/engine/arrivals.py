@@ -7,20 +7,20 @@ unequal local steps, their number multiplies q_i, too, as it does in synchronous
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from fedax.contract.algorithm import Algorithm
-from fedax.contract.types import Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.asynchronous import timetable_of
+from fedax.engine.declared import takes
 from fedax.engine.job import Job, make_job
+from fedax.engine.options import Options
 from fedax.errors import ConfigError, complete
 from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
-from fedax.federation.work import Work
 from fedax.tasks.task import Task
 
 _ANSWERS, _PARTS = 20_000, 10  # of the schedule that tells the long run: the fewest answers, and its parts
@@ -59,25 +59,28 @@ class Arrivals:
         )
 
 
-@complete
-def arrivals(
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedData,
-    *,
-    pace: Async,
-    clock: Clock,
-    rounds: int,
-    work: Work | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
-    **options: Unknown,
-) -> Arrivals:
-    """The arrivals of a run, before it is run: nothing is trained.
+@dataclass(frozen=True)
+class _Scheduled(Options):
+    """The arguments of :func:`arrivals`.
 
     Args:
-        algorithm, task, data, pace, clock, rounds, work, batch_size, seed: as of :func:`fedax.simulate`, R ≥ 1.
-        options: others of its arguments, such as ``compress``, on which the bytes and so the times depend.
+        algorithm: as of :func:`fedax.simulate`.
+        task: as there.
+        data: as there.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    data: FederatedData
+    _: KW_ONLY
+    pace: Async = field()  # these two have to be given
+    clock: Clock = field()
+
+
+@complete
+@takes(_Scheduled)
+def arrivals(given: _Scheduled) -> Arrivals:
+    """The arrivals of a run, before it is run: nothing is trained.
 
     Raises:
         ConfigError, DataError: as :func:`fedax.simulate`.
@@ -90,17 +93,10 @@ def arrivals(
         >>> found.counts.tolist(), found.q.round(2).tolist(), round(found.chi_square, 2)
         ([300, 100], [0.75, 0.25], 0.25)
     """
-    given: dict[str, Unknown] = {
-        "rounds": rounds,
-        "work": work,
-        "batch_size": batch_size,
-        "seed": seed,
-        "pace": pace,
-        "clock": clock,
-    }
-    job = _paced(make_job(algorithm, task, data, **given | options))
+    data = given.data
+    job = _paced(make_job(given.algorithm, given.task, data, **given.keywords))
     if not job.rounds:
-        raise ConfigError("rounds", rounds, "give a whole number of at least 1")
+        raise ConfigError("rounds", given.rounds, "give a whole number of at least 1")
     n, p = data.num_clients, data.weights
     table = timetable_of(job)
     heard = table.heard(job.rounds)
@@ -146,17 +142,17 @@ class LongRun(NamedTuple):
         return found
 
 
-def long_run(algorithm: Algorithm, task: Task, data: FederatedData, **options: Unknown) -> LongRun:
+def long_run(algorithm: Algorithm, task: Task, data: FederatedData, options: Options) -> LongRun:
     """A schedule of 200 answers a client on average, 20,000 at least.
 
     Args:
         algorithm, task, data: as of :func:`fedax.simulate`.
-        options: others of its arguments, with ``pace`` and ``clock``.
+        options: with ``pace`` and ``clock``; their rounds do not matter.
 
     Raises:
         ConfigError, DataError: as :func:`fedax.simulate`.
     """
-    job = _paced(make_job(algorithm, task, data, rounds=1, **options))
+    job = _paced(make_job(algorithm, task, data, **options.keywords | {"rounds": 1}))
     assert job.pacing is not None
     width = job.pacing.pace.buffer
     steps = max(job.pacing.horizon(data.num_clients, 1), math.ceil(_ANSWERS / width))

@@ -14,39 +14,19 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
-from fedax.engine.devices import Place
+from fedax.engine.declared import check_kinds
 from fedax.engine.dry_run import same_structure
 from fedax.engine.layers import Forms
 from fedax.engine.options import Options
 from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.federation.census import Census
-from fedax.federation.clock import Clock
-from fedax.federation.pace import Async
-from fedax.federation.participation import Participation
-from fedax.federation.work import Work
 from fedax.metrics.base import HostMetric
 from fedax.metrics.run import RunMetric
 from fedax.numbers import MOST, check_count, check_room
 from fedax.tasks.task import Task
 from fedax.wire.averages import Aggregator
-from fedax.wire.faults import Faults
-from fedax.wire.guard import Guard
-from fedax.wire.privacy import DP
-from fedax.wire.secure import SecureSum
 from fedax.wire.sums import is_change
 
-_KINDS: dict[str, tuple[type, str]] = {
-    "work": (Work, "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline"),
-    "participation": (Participation, "give Full, Uniform, Proportional, ... or Trace"),
-    "place": (Place, "give fedax.Place(...)"),
-    "guard": (Guard, "give True or fedax.Guard(...)"),
-    "aggregate": (Aggregator, "give CoordinateMedian, TrimmedMean, ... or ClippedMean"),
-    "faults": (Faults, "give fedax.Faults(...)"),
-    "privacy": (DP, "give fedax.DP(clip=..., noise=..., delta=...)"),
-    "secure": (SecureSum, "give fedax.SecureSum(...)"),
-    "pace": (Async, "give fedax.Async(concurrency, buffer)"),
-    "clock": (Clock, "give fedax.Clock(...)"),
-}
 _MOST_LISTED = 10_000  # clients of which each row of a history has a figure
 
 
@@ -69,13 +49,7 @@ def check_parts(algorithm: Unknown, task: Unknown, data: Unknown, options: Optio
     for name, value, kind, way_out in required:
         if not isinstance(value, kind):
             raise ConfigError(name, value, way_out)
-    for name, (expected, way_out) in _KINDS.items():
-        value = getattr(options, name)
-        if value is not None and not isinstance(value, expected):
-            raise ConfigError(name, value, way_out)
-    if options.until is not None and not callable(options.until):
-        way_out = "give a function of one row of the history that tells whether to stop"
-        raise ConfigError("until", options.until, way_out)
+    check_kinds(options)
     algorithm.validate()
     assert options.work is not None and options.participation is not None
     options.work.validate(data.sizes)

@@ -2,17 +2,18 @@
 
 import contextlib
 import dataclasses
+from typing import Literal, get_args
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from fedax.contract.types import Unknown
+from fedax.engine.declared import declared, option
 from fedax.errors import ConfigError
 from fedax.numbers import host_bytes
 
 AXIS = "clients"
-PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
 _WORTH = 2**17  # multiply-adds of a device's share of a round from which on spreading it pays
 
 
@@ -45,15 +46,18 @@ class Place:
         Place(chunk_size=8, mesh=None, client_memory='host', stream=None, precision=None)
     """
 
-    chunk_size: int | None = None
+    chunk_size: int | None = option(None, setting="run.chunk_size")
     mesh: Mesh | None = None
     client_memory: str = "auto"
     stream: bool | None = None
-    precision: str | None = None
+    precision: Literal["float32", "tensorfloat32", "bfloat16"] | None = option(
+        None, setting="run.precision", identity="given", at_nodes=True
+    )
 
     def __post_init__(self) -> None:
-        if self.precision is not None and self.precision not in PRECISIONS:
-            raise ConfigError("precision", self.precision, f"give one of: {', '.join(PRECISIONS)}; or None: JAX's own")
+        known = get_args(declared(Place)["precision"].kinds[0])
+        if self.precision is not None and self.precision not in known:
+            raise ConfigError("precision", self.precision, f"give one of: {', '.join(known)}; or None: JAX's own")
 
 
 def in_precision(precision: str | None) -> contextlib.AbstractContextManager[None]:

@@ -26,8 +26,9 @@ from fedax.contract.schedule import Piecewise, PowerDecay, Schedule
 from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
+from fedax.engine.declared import value_of
 from fedax.engine.devices import in_precision
-from fedax.engine.options import Options
+from fedax.engine.options import OF_WIRE, OPTIONS, Options
 from fedax.federation.census import Census
 from fedax.metrics import Metric
 from fedax.tasks.factory import made_with
@@ -73,11 +74,13 @@ def identity(
         "sizes and weights": f"{_hashed(census.sizes)} {_hashed(census.weights)}",
         "model": f"{jax.tree.map(lambda leaf: f'{leaf.dtype}{list(leaf.shape)}', x.tree)}",
         "params": "task.init" if options.params is None and drawn else _hashed(*jax.tree.leaves(x.tree)),
-        "batch_size": str(plan.batch_size),
-        "seed": str(options.seed),
         "task": _task(task),
     }
-    texts |= {} if plan.precision is None else {"precision": plan.precision}
+    for name, each in OPTIONS.items():
+        value = value_of(options, name)
+        if each.option.identity == "always" or (each.option.identity and value is not None):
+            key = name.rpartition(".")[2]
+            texts |= {key: value} if isinstance(value, str) else _texts(key, value)
     texts |= {f"task.metrics[{name!r}]": _without_addresses(repr(each)) for name, each in task.whole_metrics.items()}
     if frozen := jax.tree_util.tree_leaves_with_path(task.frozen):
         names = ", ".join(jax.tree_util.keystr(at) for at, _ in frozen)
@@ -89,8 +92,6 @@ def identity(
     files = [file for file in map(_file_stamp, leaves) if file is not None]
     texts |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
     texts |= settings_of(hyper)
-    for name, part in (("clock", options.clock), ("pace", options.pace)):
-        texts |= {} if part is None else _texts(name, part)
     with in_precision(plan.precision):
         programs = _task_programs(task.trained, x.tree, census.examples(2))
     return texts | programs | {f"{_PROGRAM}a round": round_program}
@@ -196,8 +197,8 @@ def settings_of(hyper: Tree) -> dict[str, str]:
     method, work, participation, wire = hyper
     up = next((layer.up for layer in layers_of(method) if isinstance(layer, Compressed)), None)
     parts = {"method": without_layers(method), "work": work, "participation": participation}
-    optional = {"guard": wire.guard, "aggregate": wire.aggregate, "faults": wire.faults, "privacy": wire.privacy}
-    optional |= {"compress.up": up, "compress.down": wire.down, "secure": wire.secure}
+    optional = {name: getattr(wire, name) for name in OF_WIRE if name != "compress"}
+    optional |= {"compress.up": up, "compress.down": wire.down}
     parts |= {name: part for name, part in optional.items() if part is not None}
     if wire.privacy is not None and wire.privacy.noise_seed is None:
         parts["privacy.noise_seed"] = "none: a secret"

@@ -32,6 +32,7 @@ from fedax.engine.checks import (
     pooled_of,
 )
 from fedax.engine.deadline import steps_within
+from fedax.engine.declared import takes
 from fedax.engine.devices import device_bytes
 from fedax.engine.dry_run import DryRun, dry_run
 from fedax.engine.identity import FILES, identity
@@ -179,28 +180,38 @@ class Job(NamedTuple):
         return max(1, 2**31 // (places * max(self.plan.max_steps, self.plan.max_size) * 64))
 
 
-def make_job(
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedData | Census,
-    *,
-    shared: dict[Unknown, Unknown] | None = None,
-    **options: Unknown,
-) -> Job:
-    """Check what :func:`fedax.simulate` is given, and make a job of it.
+@dataclasses.dataclass(frozen=True)
+class _Asked(Options):
+    """The arguments of :func:`make_job`.
 
     Args:
-        algorithm, task: as there.
+        algorithm: as of :func:`fedax.simulate`.
+        task: as there.
         data: as there; or the census of real clients, whose data are at their nodes. Their uploads may get lost, where
             the method allows that.
         shared: of several jobs, so that what they have in common is checked and made once.
-        options: :class:`fedax.engine.options.Options`.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    data: FederatedData | Census
+    _: dataclasses.KW_ONLY
+    shared: dict[Unknown, Unknown] | None = None
+
+
+@takes(_Asked)
+def make_job(asked: _Asked) -> Job:
+    """Check what :func:`fedax.simulate` is given, and make a job of it.
 
     Raises:
         ConfigError, DataError: as of :func:`fedax.simulate`.
     """
-    given = Options(**options).with_defaults()
-    shared = {} if shared is None else shared
+    return _made(asked)
+
+
+def _made(asked: _Asked) -> Job:
+    given, algorithm, task, data = asked.with_defaults(), asked.algorithm, asked.task, asked.data
+    shared = {} if asked.shared is None else asked.shared
     # What is shared is named by identity, which another object may have once these are gone.
     shared.setdefault("alive", []).append((task, data, given.val, given.test, given.params))
     census = data if isinstance(data, Census) else None if not isinstance(data, FederatedData) else Census.of(data)
@@ -211,7 +222,7 @@ def make_job(
         algorithm = algorithm.paced(census.weights)
     assert census is not None and given.work is not None and given.participation is not None and given.place is not None
     if isinstance(given.work, Deadline) and given.work.speed is None:
-        return _with_deadline(algorithm, task, data, given.work, shared, options)
+        return _with_deadline(dataclasses.replace(asked, algorithm=algorithm, shared=shared), given.work)
     compression = Compression.of(given.compress)
     here = data if isinstance(data, FederatedData) else None
     form = _once(shared, ("form", id(task)), task.form)
@@ -266,12 +277,12 @@ def make_job(
     if paced is not None and here is not None and (memory != "device" or stream):
         way_out = "asynchronous rounds are simulated, in one process, with client memory and examples on the device"
         raise ConfigError("pace", given.pace, way_out)
-    asked = Hyper(traced.compressed, given.work, given.participation, wire)
+    named = Hyper(traced.compressed, given.work, given.participation, wire)
     # At nodes time is measured.
     given = dataclasses.replace(given, clock=None if here is None else given.clock, pace=paced and paced.pace)
     settings = functools.cache(
         lambda: (
-            identity(given, asked, whole, here, census, pooled, plan, x, traced.program())
+            identity(given, named, whole, here, census, pooled, plan, x, traced.program())
             | ({} if paced is None else paced.settings(census.num_clients, rounds))
         )
     )
@@ -312,34 +323,27 @@ def make_job(
     )
 
 
-def _with_deadline(
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedData | Census,
-    work: Deadline,
-    shared: dict[Unknown, Unknown],
-    options: dict[str, Unknown],
-) -> Job:
+def _with_deadline(asked: _Asked, work: Deadline) -> Job:
     """The job with the steps that clients manage within a deadline by its clock, and without clients that manage none.
 
     How long transfers take follows from the exchanges, whose forms a first job has: they do not depend on the steps.
     """
-    if options.get("clock") is None or isinstance(data, Census):
+    if asked.clock is None or isinstance(asked.data, Census):
         raise ConfigError("work.speed", None, "give local steps a second; or, in a simulation, clock=fedax.Clock(...)")
-    first = make_job(algorithm, task, data, shared=shared, **options | {"work": GeometricSteps(1.0)})
+    first = _made(dataclasses.replace(asked, work=GeometricSteps(1.0)))
     assert first.clock is not None
     sizes = first.census.sizes
-    waits = options.get("pace") is None
+    waits = asked.pace is None
     rounds = first.rounds if waits and first.clock.anew else None
     steps = steps_within(float(work.time), first.clock, first.forms[1], sizes, first.plan.batch_size, rounds)
     late, taken = steps < 1, np.maximum(steps, 1)
-    parts: dict[str, Unknown] = {"work": Steps(taken) if rounds is None else StepsByRound(taken)}
+    timed = dataclasses.replace(asked, work=Steps(taken) if rounds is None else StepsByRound(taken))
     if late.any() and not waits:
         way_out = f"client {np.argmax(late)} manages no step, and without rounds nobody can miss one: give more time"
         raise ConfigError("work.time", work.time, way_out)
     if late.any():
-        parts["participation"] = WithoutLate(options.get("participation") or Full(), late)
-    job = make_job(algorithm, task, data, shared=shared, **options | parts)
+        timed = dataclasses.replace(timed, participation=WithoutLate(asked.participation or Full(), late))
+    job = _made(timed)
     known = {"work": "Deadline", "work.time": str(work.time)}
     if rounds is not None:  # the steps of all of them are known beforehand, and with them the largest, K
         known["work.rounds"] = str(rounds)

@@ -1,13 +1,15 @@
-"""The options of a run, by name."""
+"""The options of a run, each declared once."""
 
 import dataclasses
 import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 from fedax.contract.compression import Compressor
 from fedax.contract.types import Tree, Unknown
+from fedax.engine.declared import Option, declared, option
 from fedax.engine.devices import Place
 from fedax.errors import ConfigError, F, caller_level
 from fedax.federation.clock import Clock
@@ -28,30 +30,90 @@ from fedax.wire.wire import Wire
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """What :func:`fedax.simulate` takes beside method, task and data; there it says what each is."""
+class CommonOptions:
+    """What :func:`fedax.simulate` takes beside method, task, data and seed: what runs have in common that are compared.
 
-    rounds: int
-    work: Work | None = None
-    batch_size: int | None = None
-    participation: Participation | None = None
-    seed: int = 0
+    Each option is declared here and nowhere else: its type, its default, and of the rest what :class:`Option` says.
+
+    Args:
+        rounds: R ≥ 0.
+        work: local steps of each client; default ``Epochs(1)``.
+        batch_size: B ≥ 1 examples a local step; ``None``: all local data, which makes gradients deterministic.
+        participation: who takes part; default ``Full()``.
+        val: held-out examples by which rounds and hyper-parameters are chosen: a pytree like ``data.examples``, or
+            those of clients, :class:`fedax.FederatedData`.
+        test: the same, for the final figures.
+        evaluate_every: rounds between evaluations, or the rounds themselves after which to evaluate; default: about
+            fifty evaluations. The start and the last round are always among them.
+        params: initial model; default ``task.init``.
+        place: where the clients run, :class:`fedax.Place`: how many side by side, on which devices, and where their
+            memory and their examples are.
+        clock: how long clients take, :class:`fedax.Clock`; the history then has ``time``, in simulated seconds.
+        pace: ``fedax.Async(…)``, a server that does not wait for all clients of a round; it needs a ``clock``, and has
+            who starts in the place of ``participation``. A round is then a step of the server.
+        until: called with each row of the history; where it is true the run ends, as at a target that is reached.
+        guard: leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all
+            count, as the papers have it, and a run whose model is no longer finite has diverged.
+        aggregate: what stands in the place of the mean of the uploads, for instance :class:`fedax.CoordinateMedian`.
+        faults: clients that send something else than they should, :class:`fedax.Faults`.
+        privacy: clip uploads and add noise to their sums, :class:`fedax.DP`; the history then has ``epsilon``.
+        compress: what uploads are compressed by, for instance ``fedax.ErrorFeedback(fedax.TopK(0.1))``; or ``{"up": …,
+            "down": …}`` for uploads and downloads. Bytes in the history are those of the messages.
+        secure: sum uploads as whole numbers, as secure aggregation does, :class:`fedax.SecureSum`.
+    """
+
+    rounds: int = dataclasses.field(metadata={"option": Option(setting="run.rounds", of_problem=True)})
+    work: Work | None = option(
+        None,
+        hint="give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline",
+        setting="work",
+        of_problem=True,
+        varies="steps",
+    )
+    batch_size: int | None = option(
+        None, setting="run.batch_size", identity="always", of_problem=True, varies="batch_size"
+    )
+    participation: Participation | None = option(
+        None,
+        hint="give Full, Uniform, Proportional, ... or Trace",
+        setting="participation",
+        of_problem=True,
+        varies="size",
+    )
     val: Tree = None
     test: Tree = None
-    evaluate_every: int | Sequence[int] | None = None
+    evaluate_every: int | Sequence[int] | None = option(None, setting="run.evaluate_every")
     params: Tree = None
-    place: Place | None = None
-    clock: Clock | None = None
-    pace: Async | None = None
-    until: Callable[[dict[str, Unknown]], bool] | None = None
-    guard: Guard | bool | None = None
-    aggregate: Aggregator | None = None
-    faults: Faults | None = None
-    privacy: DP | None = None
-    compress: Compressor | Mapping[str, Unknown] | None = None
-    secure: SecureSum | None = None
+    place: Place | None = option(None, hint="give fedax.Place(...)")
+    clock: Clock | None = option(None, hint="give fedax.Clock(...)", setting="clock", identity="given", varies="step")
+    pace: Async | None = option(
+        None, hint="give fedax.Async(concurrency, buffer)", setting="pace", identity="given", varies="buffer"
+    )
+    until: Callable[[dict[str, Unknown]], bool] | None = option(
+        None, hint="give a function of one row of the history that tells whether to stop", setting="run.patience"
+    )
+    guard: Guard | bool | None = option(None, hint="give True or fedax.Guard(...)", setting="run.guard", of_wire=True)
+    aggregate: Aggregator | None = option(
+        None, hint="give CoordinateMedian, TrimmedMean, ... or ClippedMean", setting="run.aggregate", of_wire=True
+    )
+    faults: Faults | None = option(
+        None, hint="give fedax.Faults(...)", setting="run.faults", of_wire=True, of_problem=True
+    )
+    privacy: DP | None = option(
+        None, hint="give fedax.DP(clip=..., noise=..., delta=...)", setting="privacy", of_wire=True, varies="noise"
+    )
+    compress: Compressor | Mapping[str, Compressor] | None = option(
+        None, setting="run.compress", of_wire=True, varies="compress"
+    )
+    secure: SecureSum | None = option(None, hint="give fedax.SecureSum(...)", setting="run.secure", of_wire=True)
 
-    def with_defaults(self) -> "Options":
+    @property
+    def keywords(self) -> dict[str, Unknown]:
+        """Name -> value of the options, without the arguments that a subclass has beside them."""
+        kind = Options if isinstance(self, Options) else CommonOptions
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
+
+    def with_defaults(self) -> Self:
         """The same with what stands for an option that was not given."""
         return dataclasses.replace(
             self,
@@ -69,7 +131,23 @@ class Options:
     def wire(self, compression: Compression) -> Wire:
         """What becomes of uploads and downloads, of all options that belong to it."""
         assert not isinstance(self.guard, bool)  # see with_defaults
-        return Wire(self.faults, self.guard, self.aggregate, self.privacy, compression.down, secure=self.secure)
+        stages = {name: getattr(self, name) for name in OF_WIRE if name != "compress"}
+        return Wire(down=compression.down, **stages)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(CommonOptions):
+    """The options of a run: those that several have in common, and its seed.
+
+    Args:
+        seed: whole number ≥ 0; fixes the initial model, the cohorts, the local work and the minibatches.
+    """
+
+    seed: int = option(0, identity="always")
+
+
+OPTIONS = declared(Options)
+OF_WIRE = tuple(name for name, each in OPTIONS.items() if each.option.of_wire)
 
 
 _OF_PLACE = ("chunk_size", "mesh", "client_memory", "stream")

@@ -1,108 +1,42 @@
 """simulate: a whole run as one compiled program, with its history."""
 
+import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from fedax.contract.algorithm import Algorithm
-from fedax.contract.compression import Compressor
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.asynchronous import Asynchronous
 from fedax.engine.checkpoint import Checkpoints, Keeper
-from fedax.engine.devices import Place
+from fedax.engine.declared import takes
 from fedax.engine.drive import Program, drive
 from fedax.engine.evaluate import OneJob, measured, public_columns
 from fedax.engine.history import Run
 from fedax.engine.job import Job, make_job
 from fedax.engine.loop import State, Tally
-from fedax.engine.options import takes_former_options
+from fedax.engine.options import Options, takes_former_options
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan, loops
 from fedax.engine.private import of_public
 from fedax.errors import ConfigError, complete
-from fedax.federation.clock import Clock
-from fedax.federation.pace import Async
-from fedax.federation.participation import Participation
-from fedax.federation.work import Work
 from fedax.programs import compiled
 from fedax.progress import Progress, figures, wanted
 from fedax.tasks.task import Task
 from fedax.tracking import Log
-from fedax.wire.averages import Aggregator
-from fedax.wire.faults import Faults
-from fedax.wire.guard import Guard
-from fedax.wire.privacy import DP
-from fedax.wire.secure import SecureSum
 
 
-@complete
-@takes_former_options
-def simulate(
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedData,
-    *,
-    rounds: int,
-    work: Work | None = None,
-    batch_size: int | None = None,
-    participation: Participation | None = None,
-    seed: int = 0,
-    val: Tree = None,
-    test: Tree = None,
-    evaluate_every: int | Sequence[int] | None = None,
-    params: Tree = None,
-    place: Place | None = None,
-    clock: Clock | None = None,
-    pace: Async | None = None,
-    until: Callable[[dict[str, Unknown]], bool] | None = None,
-    guard: Guard | bool | None = None,
-    aggregate: Aggregator | None = None,
-    faults: Faults | None = None,
-    privacy: DP | None = None,
-    compress: Compressor | Mapping[str, Compressor] | None = None,
-    secure: SecureSum | None = None,
-    callback: Callable[[dict[str, Unknown]], None] | None = None,
-    checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
-) -> Run:
-    """Train ``task`` on ``data`` with ``algorithm`` for some rounds.
-
-    All rounds between two evaluations are one call of one compiled program; another seed, another number of rounds or
-    other numerical hyper-parameters of the same method compile nothing anew. On one machine two runs of one seed are
-    bit-identical, unless they are private, with noise of their own; the chunk size changes results by summation order
-    only.
+@dataclasses.dataclass(frozen=True)
+class _Simulated(Options):
+    """The arguments of :func:`simulate`.
 
     Args:
         algorithm: a method, from :func:`fedax.create` or made by parts.
-        task: what is learned, and what is measured of it; make it once and reuse the object. One that learns a part
-            of a model, or low-rank changes of it, is made by :func:`fedax.tasks.partial`.
+        task: what is learned, and what is measured of it; make it once and reuse the object. One that learns a part of
+            a model, or low-rank changes of it, is made by :func:`fedax.tasks.partial`.
         data: the clients' data; their weights p_i define the objective.
-        rounds: R ≥ 0.
-        work: local steps of each client; default ``Epochs(1)``.
-        batch_size: B ≥ 1 examples a local step; ``None``: all local data, which makes gradients deterministic.
-        participation: who takes part; default ``Full()``.
-        seed: whole number ≥ 0; fixes the initial model, the cohorts, the local work and the minibatches.
-        val: held-out examples by which rounds and hyper-parameters are chosen: a pytree like ``data.examples``, or
-            those of clients, :class:`fedax.FederatedData`.
-        test: the same, for the final figures.
-        evaluate_every: rounds between evaluations, or the rounds themselves after which to evaluate; default: about
-            fifty evaluations. The start and the last round are always among them.
-        params: initial model; default ``task.init``.
-        place: where the clients run, :class:`fedax.Place`: how many side by side, on which devices, and where their
-            memory and their examples are.
-        clock: how long clients take, :class:`fedax.Clock`; the history then has ``time``, in simulated seconds.
-        pace: ``fedax.Async(…)``, a server that does not wait for all clients of a round; it needs a ``clock``, and has
-            who starts in the place of ``participation``. A round is then a step of the server.
-        until: called with each row of the history; where it is true the run ends, as at a target that is reached.
-        guard: leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all
-            count, as the papers have it, and a run whose model is no longer finite has diverged.
-        aggregate: what stands in the place of the mean of the uploads, for instance :class:`fedax.CoordinateMedian`.
-        faults: clients that send something else than they should, :class:`fedax.Faults`.
-        privacy: clip uploads and add noise to their sums, :class:`fedax.DP`; the history then has ``epsilon``.
-        compress: what uploads are compressed by, for instance ``fedax.ErrorFeedback(fedax.TopK(0.1))``; or
-            ``{"up": …, "down": …}`` for uploads and downloads. Bytes in the history are those of the messages.
-        secure: sum uploads as whole numbers, as secure aggregation does, :class:`fedax.SecureSum`.
         callback: called with each row of the history as it is made, and by a run that goes on from a checkpoint with
             those that it had. A log of :mod:`fedax.tracking` gets of a private run the columns that are public.
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
@@ -110,6 +44,26 @@ def simulate(
             processes up to the order of summation. The number of rounds and the evaluations may be others than before.
             SIGINT, SIGHUP, SIGTERM wait for the rounds under way, about two seconds or one round, and for a checkpoint;
             then they do what they do elsewhere, as ``KeyboardInterrupt`` for Ctrl-C. A second one does not wait.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    data: FederatedData
+    _: dataclasses.KW_ONLY
+    callback: Callable[[dict[str, Unknown]], None] | None = None
+    checkpoint: Checkpoints | str | os.PathLike[str] | None = None
+
+
+@complete
+@takes_former_options
+@takes(_Simulated)
+def simulate(given: _Simulated) -> Run:
+    """Train ``task`` on ``data`` with ``algorithm`` for some rounds.
+
+    All rounds between two evaluations are one call of one compiled program; another seed, another number of rounds or
+    other numerical hyper-parameters of the same method compile nothing anew. On one machine two runs of one seed are
+    bit-identical, unless they are private, with noise of their own; the chunk size changes results by summation order
+    only.
 
     Returns:
         :class:`Run`; where the training loss stops being finite, the run ends there with status ``"diverged"``.
@@ -128,36 +82,14 @@ def simulate(
         >>> round(float(run.params[0]), 4), run.history["round"][-1].item()
         (2.0, 30)
     """
-    if callback is not None and not callable(callback):
-        raise ConfigError("callback", callback, "give a function of one row of the history")
-    job = make_job(
-        algorithm,
-        task,
-        data,
-        rounds=rounds,
-        work=work,
-        batch_size=batch_size,
-        participation=participation,
-        seed=seed,
-        val=val,
-        test=test,
-        evaluate_every=evaluate_every,
-        params=params,
-        place=place,
-        pace=pace,
-        until=until,
-        guard=guard,
-        aggregate=aggregate,
-        faults=faults,
-        privacy=privacy,
-        compress=compress,
-        secure=secure,
-        clock=clock,
-    )
-    callback = _tracked(callback, job)
+    if given.callback is not None and not callable(given.callback):
+        raise ConfigError("callback", given.callback, "give a function of one row of the history")
+    job = make_job(given.algorithm, given.task, given.data, **given.keywords)
+    checkpoint = given.checkpoint
+    callback = _tracked(given.callback, job)
     if not wanted():
         return conduct(job, lambda job, _: program(job), callback, checkpoint)
-    name = type(algorithm).__name__
+    name = type(given.algorithm).__name__
     with Progress(job.rounds) as shown:
         shown.at(name, 0, "compiling")
 

@@ -25,13 +25,14 @@ from fedax.data.federated import FederatedData
 from fedax.engine import processes, secret
 from fedax.engine.asynchronous import begin, no_upload, some_groups, timetable_of
 from fedax.engine.checkpoint import Checkpoints, Keeper, discard, present
+from fedax.engine.declared import takes
 from fedax.engine.devices import Place, in_precision
 from fedax.engine.drive import drive
 from fedax.engine.evaluate import model_after, of_model, on_host, rows, with_objective
 from fedax.engine.history import FAILED, Run
 from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.loop import State, Tally
-from fedax.engine.options import takes_former_options, up_to_date
+from fedax.engine.options import CommonOptions, takes_former_options, up_to_date
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, fitting, is_small, loops
 from fedax.engine.simulate import program as alone
@@ -223,26 +224,18 @@ class Sweep:
         return f"Sweep({len(self.points)} points × {len(self.seeds)} seeds, {self.programs} compiled programs)"
 
 
-@complete
-@takes_former_options
-def sweep(
-    make: Callable[..., Tree],
-    grid: Mapping[str, Unknown] | Iterable[Point],
-    task: Task,
-    data: FederatedData,
-    *,
-    seeds: int | Sequence[int] = 1,
-    by_seed: Mapping[int, Mapping[str, Unknown]] | None = None,
-    width: int | None = None,
-    callback: Callable[[Point, int, dict[str, Unknown]], None] | None = None,
-    checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
-    **options: Unknown,
-) -> Sweep:
-    """Train at every point of a grid with every seed, side by side.
+_ELSEWHERE = {"algorithm": "make(**point) returns it", "seed": "seeds=…"}
 
-    Points that differ in numbers only are more batch axes of one compiled program; what differs in shape (local steps,
-    batch size, cohort, another method) becomes another program by itself. Each run has the same random numbers as
-    :func:`simulate` gives it, and the same history up to rounding.
+
+def _check_names(given: Mapping[str, Unknown]) -> None:
+    for name, elsewhere in _ELSEWHERE.items():
+        if name in given:
+            raise ConfigError(name, given[name], f"sweep has it by another way: {elsewhere}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Swept(CommonOptions):
+    """The arguments of :func:`sweep`.
 
     Args:
         make: ``make(**point)`` gives a method, or a dictionary of arguments of :func:`simulate`, of which
@@ -264,7 +257,29 @@ def sweep(
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`, as of :func:`simulate`. Runs that go side
             by side have one together, in ``batch-<k>``; of those that are over, histories and models stay there and are
             not made again. The same call goes on, bit-identical, on as many cores.
-        **options: as of :func:`simulate`: ``rounds``, ``test``, ``evaluate_every``, ….
+    """
+
+    make: Callable[..., Tree]
+    grid: Mapping[str, Unknown] | Iterable[Point]
+    task: Task
+    data: FederatedData
+    _: dataclasses.KW_ONLY
+    seeds: int | Sequence[int] = 1
+    by_seed: Mapping[int, Mapping[str, Unknown]] | None = None
+    width: int | None = None
+    callback: Callable[[Point, int, dict[str, Unknown]], None] | None = None
+    checkpoint: Checkpoints | str | os.PathLike[str] | None = None
+
+
+@complete
+@takes_former_options
+@takes(_Swept, _check_names)
+def sweep(given: _Swept) -> Sweep:
+    """Train at every point of a grid with every seed, side by side.
+
+    Points that differ in numbers only are more batch axes of one compiled program; what differs in shape (local steps,
+    batch size, cohort, another method) becomes another program by itself. Each run has the same random numbers as
+    :func:`simulate` gives it, and the same history up to rounding.
 
     Returns:
         :class:`Sweep`. Its runs keep models and histories, but no client memory. Their ``seconds`` are shares of the
@@ -287,32 +302,30 @@ def sweep(
         >>> found, found.best()
         (Sweep(2 points × 2 seeds, 1 compiled programs), {'lr': 0.1})
     """
-    points = _points(grid)
-    chosen = _seeds(seeds)
-    if not callable(make):
-        raise ConfigError("make", make, "give a function of a point's values that returns a method")
-    if width is not None:
-        check_count("width", width)
-    for name in ("algorithm", "seed", "callback"):
-        if name in options:
-            raise ConfigError(name, options[name], f"sweep has it by another way: {_ELSEWHERE[name]}")
-    for seed, own in (by_seed or {}).items():
+    points, chosen = _points(given.grid), _seeds(given.seeds)
+    by_seed = given.by_seed or {}
+    if not callable(given.make):
+        raise ConfigError("make", given.make, "give a function of a point's values that returns a method")
+    if given.width is not None:
+        check_count("width", given.width)
+    for seed, own in by_seed.items():
         if seed not in chosen or own.keys() - {"data", "val", "test"}:
             raise ConfigError("by_seed", {seed: [*own]}, f"give data, val and test of some of the seeds {chosen}")
     if processes.count() > 1:
         raise ConfigError("processes", processes.count(), "a sweep runs in one process; give each some of the points")
-    if not isinstance(task, Task):
-        raise ConfigError("task", task, "give a fedax.Task, for instance one of fedax.tasks")
-    if (len(points) > 1 or len(chosen) >= len(jax.local_devices())) and is_small(task.form()):
-        options = on_one_core(options)  # points or seeds are spread instead
-    jobs = _jobs(make, points, chosen, task, data, options, by_seed or {})
-    blocks = _blocks(jobs, len(chosen), width)
+    if not isinstance(given.task, Task):
+        raise ConfigError("task", given.task, "give a fedax.Task, for instance one of fedax.tasks")
+    options: CommonOptions = given
+    if (len(points) > 1 or len(chosen) >= len(jax.local_devices())) and is_small(given.task.form()):
+        options = dataclasses.replace(given, place=on_one_core(given.place))  # points or seeds are spread instead
+    jobs = _jobs(given.make, points, chosen, given.task, given.data, options, by_seed)
+    blocks = _blocks(jobs, len(chosen), given.width)
     places = [[(i, k) for k in block.seeds for i in block.points] for block in blocks]
     keepers: list[Keeper | None] = []
     for number, block in enumerate(blocks):  # what is of another sweep is refused before anything runs
         keeper = None
-        if checkpoint is not None:
-            kept = checkpoint if isinstance(checkpoint, Checkpoints) else Checkpoints(checkpoint)
+        if given.checkpoint is not None:
+            kept = given.checkpoint if isinstance(given.checkpoint, Checkpoints) else Checkpoints(given.checkpoint)
             above = kept.folder
             kept = dataclasses.replace(kept, folder=pathlib.Path(kept.folder, f"{BATCH}{number}"))
             points_of = [i for i, _ in places[number]]
@@ -328,8 +341,8 @@ def sweep(
 
             def watch(which: int, row: dict[str, Unknown], at: list[tuple[int, int]] = at) -> None:
                 i, k = at[which]
-                if callback is not None:
-                    callback(dict(points[i]), chosen[k], row)
+                if given.callback is not None:
+                    given.callback(dict(points[i]), chosen[k], row)
                 if follow is not None:
                     follow((i, k), row)
 
@@ -344,7 +357,7 @@ def sweep(
                 follow.over(at)
     programs = sum(block.new for block in blocks)
     table = [[runs[i, k] for k in range(len(chosen))] for i in range(len(points))]
-    return Sweep(points, chosen, table, programs, task.metrics)
+    return Sweep(points, chosen, table, programs, given.task.metrics)
 
 
 class _Follower:
@@ -381,13 +394,6 @@ def discard_sweep(folder: pathlib.Path) -> None:
 def was_begun(folder: pathlib.Path) -> bool:
     """Whether checkpoints of a sweep are in a folder."""
     return any(present(place) for place in folder.glob(f"{BATCH}*"))
-
-
-_ELSEWHERE = {
-    "algorithm": "make(**point) returns it",
-    "seed": "seeds=…",
-    "callback": "callback(point, seed, row)",
-}
 
 
 def _points(grid: Unknown) -> list[Point]:
@@ -433,7 +439,7 @@ def _jobs(
     seeds: list[int],
     task: Task,
     data: Tree,
-    options: dict[str, Unknown],
+    options: CommonOptions,
     by_seed: Mapping[int, Mapping[str, Unknown]],
 ) -> list[list[Job]]:
     """The jobs of each point with each seed; an error names the point."""
@@ -444,7 +450,7 @@ def _jobs(
         own = dict(made) if isinstance(made, Mapping) else {"algorithm": made}
         if "algorithm" not in own:
             raise ConfigError("make", made, "of a dictionary, 'algorithm' is the method")
-        given = up_to_date({"task": task, "data": data} | options | own)
+        given = up_to_date({"task": task, "data": data} | options.keywords | own)
         work = given.get("work")
         if by_seed or (isinstance(work, Deadline) and work.speed is None):  # a clock draws other speeds for each seed
             jobs.append([make_job(**given | dict(by_seed.get(seed, {})), seed=seed, shared=there) for seed in seeds])
@@ -468,25 +474,27 @@ def blocks(
     points: Sequence[Point],
     task: Task,
     data: FederatedData,
-    *,
+    options: CommonOptions,
     seeds: Sequence[int],
-    **options: Unknown,
 ) -> list[Block]:
     """What of a sweep runs side by side on one core; each of these can be a sweep of its own, with the same rows.
 
     Args:
-        make, task, data, options: as of :func:`sweep`.
+        make, task, data: as of :func:`sweep`.
         points: dictionaries.
+        options: of all of them.
         seeds: which; blocks number them.
 
     Example:
         >>> import fedax
         >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
         >>> points = [{"lr": 0.1}, {"lr": 0.2}]
-        >>> blocks(lambda lr: fedax.create("fedavg", lr=lr), points, task, data, seeds=[0], rounds=4)
+        >>> blocks(lambda lr: fedax.create("fedavg", lr=lr), points, task, data, CommonOptions(rounds=4), seeds=[0])
         [Block(points=[0, 1], seeds=[0], new=True)]
     """
-    jobs = _jobs(make, list(points), list(seeds), task, data, on_one_core(options), {})
+    jobs = _jobs(
+        make, list(points), list(seeds), task, data, dataclasses.replace(options, place=on_one_core(options.place)), {}
+    )
     return _blocks(jobs, len(seeds), None)
 
 
@@ -580,13 +588,12 @@ def worth_lanes(job: Job, seeds: int) -> bool:
     return cores > 1 and is_small(job.x) and -(-seeds // cores) * job.plan.devices <= _WAITING * seeds
 
 
-def on_one_core(options: Mapping[str, Unknown]) -> dict[str, Unknown]:
-    """Options that keep a run's cohorts on one core, of several, unless they say where; on accelerators as they are."""
-    place = options.get("place") or Place()
-    if jax.default_backend() != "cpu" or not isinstance(place, Place) or place.mesh is not None:
-        return dict(options)
-    core = Mesh(np.array(jax.local_devices()[:1]), ("clients",))
-    return {**options, "place": dataclasses.replace(place, mesh=core)}
+def on_one_core(place: Place | None) -> Place | None:
+    """The place that keeps a run's cohorts on one core, of several, unless it says where; on accelerators as it is."""
+    asked = place or Place()
+    if jax.default_backend() != "cpu" or not isinstance(asked, Place) or asked.mesh is not None:
+        return place
+    return dataclasses.replace(asked, mesh=Mesh(np.array(jax.local_devices()[:1]), ("clients",)))
 
 
 class Lanes:

@@ -1,5 +1,6 @@
 """train: a run whose clients are real, and at nodes."""
 
+import dataclasses
 import hashlib
 import os
 import pathlib
@@ -9,8 +10,10 @@ from collections.abc import Callable
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.types import Unknown
 from fedax.engine.checkpoint import Checkpoints
+from fedax.engine.declared import takes
 from fedax.engine.history import Run
 from fedax.engine.job import Job, make_job
+from fedax.engine.options import Options
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.paced import Paced
 from fedax.engine.places.remote import Remote
@@ -19,18 +22,35 @@ from fedax.files import write_private
 from fedax.tasks.task import Task
 
 
-def train(
-    algorithm: Algorithm,
-    task: Task,
-    fleet: Fleet,
-    problem: dict[str, Unknown],
-    *,
-    checkpoint: str | os.PathLike[str] | None = None,
-    best: str | None = None,
-    arrivals: str | os.PathLike[str] | None = None,
-    callback: Callable[[dict[str, Unknown]], None] | None = None,
-    **options: Unknown,
-) -> Run:
+@dataclasses.dataclass(frozen=True)
+class _Trained(Options):
+    """The arguments of :func:`train`.
+
+    Args:
+        algorithm: as there.
+        task: as there.
+        fleet: the nodes; they choose themselves where their clients run.
+        problem: a configuration in plain JSON, of which the nodes make the same method, task and wire.
+        checkpoint: a folder for checkpoints; ``None``: none are made, and a run that is stopped begins anew.
+        best: as of :class:`fedax.Checkpoints`.
+        arrivals: with a pace, the file of all arrivals, of which :meth:`fedax.Clock.from_csv` makes a clock; default:
+            ``arrivals.csv`` in the folder of the checkpoints.
+        callback: as there.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    fleet: Fleet
+    problem: dict[str, Unknown]
+    _: dataclasses.KW_ONLY
+    checkpoint: str | os.PathLike[str] | None = None
+    best: str | None = None
+    arrivals: str | os.PathLike[str] | None = None
+    callback: Callable[[dict[str, Unknown]], None] | None = None
+
+
+@takes(_Trained)
+def train(given: _Trained) -> Run:
     """Train ``task`` with ``algorithm`` on the clients of a fleet, for some rounds.
 
     It is :func:`fedax.simulate` with messages to real clients: the same cohorts, minibatches and models, up to the
@@ -39,17 +59,6 @@ def train(
     error. Checkpoints are made after every round, for nodes keep the memory of their clients as of the last two.
 
     With ``pace``, the server takes answers as they come; a node that is away is late. It needs no ``clock``.
-
-    Args:
-        algorithm, task: as there.
-        fleet: the nodes.
-        problem: a configuration in plain JSON, of which the nodes make the same method, task and wire.
-        checkpoint: a folder for checkpoints; ``None``: none are made, and a run that is stopped begins anew.
-        best: as of :class:`fedax.Checkpoints`.
-        arrivals: with a pace, the file of all arrivals, of which :meth:`fedax.Clock.from_csv` makes a clock; default:
-            ``arrivals.csv`` in the folder of the checkpoints.
-        callback: as there.
-        options: ``rounds`` and the others of :func:`fedax.simulate`; nodes choose themselves where their clients run.
 
     Returns:
         :class:`fedax.Run`; its ``memory`` has in the place of client memory where it is: the number of the run and the
@@ -60,20 +69,21 @@ def train(
         NodeError: something speaks against the run at a node; a node answers something else than it was asked, or
             none answers; the link to the nodes is gone.
     """
-    job = make_job(algorithm, task, fleet.census, **options)
+    job = make_job(given.algorithm, given.task, given.fleet.census, **given.keywords)
     made: list[Remote] = []
+    checkpoint, arrivals = given.checkpoint, given.arrivals
     if arrivals is None and checkpoint is not None:
         arrivals = pathlib.Path(checkpoint) / "arrivals.csv"
     file = None if arrivals is None else pathlib.Path(arrivals)
-    kept = None if checkpoint is None else Checkpoints(checkpoint, rounds=1, minutes=None, best=best)
+    kept = None if checkpoint is None else Checkpoints(checkpoint, rounds=1, minutes=None, best=given.best)
 
     def make(job: Job, resumes: bool) -> Remote:
         number = secrets.token_bytes(8) if checkpoint is None else _kept(pathlib.Path(checkpoint) / "run.number")
-        given = job, fleet, problem, _number(job, number), resumes
-        made.append(Remote(*given) if job.pacing is None else Paced(*given, file))
+        about = job, given.fleet, given.problem, _number(job, number), resumes
+        made.append(Remote(*about) if job.pacing is None else Paced(*about, file))
         return made[0]
 
-    run = conduct(job, make, callback, kept)
+    run = conduct(job, make, given.callback, kept)
     made[0].forget()
     return run
 

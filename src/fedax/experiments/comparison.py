@@ -19,11 +19,11 @@ from fedax.algorithms import METHODS
 from fedax.columns import TIME, describe, show, shown
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.settings import plain
-from fedax.contract.types import Tree
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
+from fedax.engine.declared import takes
 from fedax.engine.job import make_job
-from fedax.engine.options import takes_former_options
+from fedax.engine.options import CommonOptions, takes_former_options
 from fedax.engine.patience import Patience
 from fedax.engine.saved import Model, load_model
 from fedax.errors import ConfigError, complete, unknown
@@ -37,8 +37,8 @@ from fedax.experiments.report import write_report
 from fedax.experiments.runner import Checked, check_methods, draw, execute, run_folder, writing
 from fedax.experiments.runs import KEY, LOCK, Record, model_path, new_folder, read
 from fedax.experiments.statistics import Aim, target_of
-from fedax.federation.participation import Full, Participation
-from fedax.federation.work import Epochs, Work
+from fedax.federation.participation import Full
+from fedax.federation.work import Epochs
 from fedax.files import slug
 from fedax.metrics import METRICS, Metric, RunMetric
 from fedax.numbers import check_number
@@ -63,34 +63,21 @@ _ELSEWHERE = {
 }
 
 
-@complete
-@takes_former_options
-def compare(
-    methods: Mapping[str, Algorithm | str] | Sequence[str],
-    task: Task,
-    data: FederatedData,
-    *,
-    rounds: int,
-    seeds: int | Sequence[int] = 3,
-    work: Work | None = None,
-    batch_size: int | None = None,
-    participation: Participation | None = None,
-    val: Tree = None,
-    test: Tree = None,
-    judge: str | None = None,
-    metrics: Mapping[str, Any] | Sequence[str | Metric | RunMetric] = (),
-    baselines: bool | Mapping[str, float] = False,
-    out: str | Path | None = None,
-    track: Tracker | None = None,
-    executor: Executor | None = None,
-    **options: Any,
-) -> "Comparison":
-    """Run several methods on the same problem with the same seeds, and compare them.
+def _check_names(given: Mapping[str, Any]) -> None:
+    names = [*inspect.signature(compare).parameters]
+    for name, value in given.items():
+        if name in _ELSEWHERE:
+            raise ConfigError(name, value, f"compare has it by another way: {_ELSEWHERE[name]}")
+        if name in fedax.hyperparameters("fedavg") and name not in names:
+            way_out = f"a method has its own: methods={{'fedavg': fedax.create('fedavg', {name}=…)}}"
+            raise ConfigError(name, value, way_out)
+        if name not in names:
+            raise unknown(name, name, names)
 
-    Every method has the same clients, initial models, cohorts and minibatches: a seed fixes them. So methods are
-    compared seed by seed, by a paired t-test that is corrected for the number of pairs (Holm). Its error covers the
-    seeds of training and the examples of ``test``, not another split of the data: these are given already split. The
-    verdict says so. A method that diverges does not stop the others.
+
+@dataclass(frozen=True)
+class _Compared(CommonOptions):
+    """The arguments of :func:`compare`.
 
     Args:
         methods: label -> method, or the name of one; or names alone. A name stands for the method with the defaults of
@@ -98,25 +85,45 @@ def compare(
         task: what is learned.
         data: the clients' data.
         rounds: R ≥ 1.
+        until: a :class:`fedax.Patience`, by which a run ends.
+        test: the same, for the final figures. Where they are given by client there are tables of them too.
         seeds: how many (0, 1, …), or which. With one seed no difference is told from chance.
-        work: local steps of each client; default ``Epochs(1)``.
-        batch_size: B ≥ 1 examples a local step; ``None``: all local data.
-        participation: who takes part; default ``Full()``.
-        val: held-out examples to choose by: a pytree like ``data.examples``, or those of clients.
-        test: the same, for the final figures. Where they are given by client there are tables of the clients too.
         judge: the column by which methods are compared; default: the test loss, or without a test part that of
             validation, or the training objective.
         metrics: more than the task has: names of :func:`fedax.metrics.available`, metrics, or name -> metric.
-        baselines: whether to train each client alone too, and one model on the data of all in one place; or
-            ``{"lr": …}``, their learning rate. It needs ``test`` by client.
+        baselines: whether to train each client alone too, and one model on the data of all in one place; or ``{"lr":
+            …}``, their learning rate. It needs ``test`` by client.
         out: run folder, in which all is kept; it has to be new or empty, or hold this same comparison, which then goes
             on where it was stopped. ``None``: a temporary one, which goes when the comparison does.
         track: follows the runs, as TensorBoard, MLflow or Weights & Biases do: see :mod:`fedax.tracking`.
         executor: of ``concurrent.futures``, such as ``ProcessPoolExecutor()`` or Dask's ``client.get_executor()``: each
             method with each seed is a job of one core there, and everything that it needs travels with it. Default: all
             runs in this process.
-        **options: as of :func:`fedax.simulate`: ``evaluate_every``, ``guard``, ``until`` (a
-            :class:`fedax.Patience`), …, but no seed, callback or checkpoint.
+    """
+
+    methods: Mapping[str, Algorithm | str] | Sequence[str]
+    task: Task
+    data: FederatedData
+    _: dataclasses.KW_ONLY
+    seeds: int | Sequence[int] = 3
+    judge: str | None = None
+    metrics: Mapping[str, Any] | Sequence[str | Metric | RunMetric] = ()
+    baselines: bool | Mapping[str, float] = False
+    out: str | Path | None = None
+    track: Tracker | None = None
+    executor: Executor | None = None
+
+
+@complete
+@takes_former_options
+@takes(_Compared, _check_names)
+def compare(given: _Compared) -> "Comparison":
+    """Run several methods on the same problem with the same seeds, and compare them.
+
+    Every method has the same clients, initial models, cohorts and minibatches: a seed fixes them. So methods are
+    compared seed by seed, by a paired t-test that is corrected for the number of pairs (Holm). Its error covers the
+    seeds of training and the examples of ``test``, not another split of the data: these are given already split. The
+    verdict says so. A method that diverges does not stop the others.
 
     Returns:
         :class:`Comparison`: the verdict, tables, figures.
@@ -134,35 +141,35 @@ def compare(
     """
     if processes.count() > 1:
         raise ConfigError("processes", processes.count(), "compare runs in one process; give each some of the methods")
-    simulate_options: dict[str, Any] = {
-        "rounds": rounds,
-        "batch_size": batch_size,
-        "val": val,
-        "test": test,
-    } | _checked_options(options)
-    simulate_options |= {"work": work or Epochs(1), "participation": participation or Full()}
+    if given.until is not None and not isinstance(given.until, Patience):
+        way_out = "give fedax.Patience(…): of another function a run folder cannot tell the end"
+        raise ConfigError("until", given.until, way_out)
+    work, participation = given.work or Epochs(1), given.participation or Full()
+    options = dataclasses.replace(given, work=work, participation=participation).keywords
+    seeds = given.seeds
     seed_list = seeds_of(
         "seeds", plain(list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else seeds)
     )
-    named = _methods(methods)
+    named, task, data = _methods(given.methods), given.task, given.data
     if isinstance(task, Task):
-        task = _with_metrics(task, metrics)
+        task = _with_metrics(task, given.metrics)
     # With FedAvg in place of the methods: an error in the problem itself should not name one of them.
-    make_job(fedax.create("fedavg"), task, data, **simulate_options)
-    if simulate_options["rounds"] == 0:
+    make_job(fedax.create("fedavg"), task, data, **options)
+    if given.rounds == 0:
         raise ConfigError("rounds", 0, "give a whole number of at least 1")
-    _check_baselines(baselines, test)
-    experiment = _experiment(named, task, data, seed_list, simulate_options)
+    _check_baselines(given.baselines, given.test)
+    experiment = _experiment(named, task, data, seed_list, options)
     checked = check_methods(experiment)
-    experiment = _completed(experiment, named, checked, judge, baselines)
-    temporary = _Temporary() if out is None else None
+    experiment = _completed(experiment, named, checked, given.judge, given.baselines)
+    temporary = _Temporary() if given.out is None else None
     folder = _with_argument_names(
-        lambda: run_folder(temporary.path if temporary else Path(str(out)), experiment.config, _NAME)
+        lambda: run_folder(temporary.path if temporary else Path(str(given.out)), experiment.config, _NAME)
     )
     with Runs(experiment) if wanted() else contextlib.nullcontext() as watch:
         record = _run(
-            experiment, folder, watch=watch, checked=checked, track=track, drawn=temporary is None, executor=executor
-        )
+            experiment, folder, watch=watch, checked=checked, track=given.track, drawn=temporary is None,
+            executor=given.executor,
+        )  # fmt: skip
     return Comparison((record,), temporary, task.entire)
 
 
@@ -387,24 +394,6 @@ def _html(problem: summary.ProblemResults) -> str:
 # ---- arguments of compare
 
 
-def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    names = [*inspect.signature(fedax.simulate).parameters]
-    for name, value in options.items():
-        if name in _ELSEWHERE:
-            raise ConfigError(name, value, f"compare has it by another way: {_ELSEWHERE[name]}")
-        if name in fedax.hyperparameters("fedavg"):
-            way_out = f"a method has its own: methods={{'fedavg': fedax.create('fedavg', {name}=…)}}"
-            raise ConfigError(name, value, way_out)
-        if name not in names:
-            raise unknown(name, name, [option for option in names if option not in _ELSEWHERE])
-    until = options.get("until")
-    if until is not None and not isinstance(until, Patience):
-        raise ConfigError(
-            "until", until, "give fedax.Patience(…): of another function a run folder cannot tell the end"
-        )
-    return dict(options)
-
-
 def _methods(given: Any) -> dict[str, tuple[Algorithm, str | None]]:
     """Label -> method, and its registered name if the user gave a name."""
     if isinstance(given, str | Algorithm) or not isinstance(given, Mapping | Sequence) or not given:
@@ -477,12 +466,7 @@ def _experiment(
         "name": _NAME,
         "data": described.data(data),
         "task": model,
-        "work": described.work(given["work"]),
-        "participation": described.participation(given["participation"]),
-        "run": described.run(seeds, given, task),
-        **({} if given.get("privacy") is None else {"privacy": described.privacy(given["privacy"])}),
-        **({} if given.get("clock") is None else {"clock": described.clock(given["clock"])}),
-        **({} if given.get("pace") is None else {"pace": described.pace(given["pace"])}),
+        **described.sections(seeds, given, task),
         "methods": [described.method(label, method, False, name) for label, (method, name) in named.items()],
     }
     fields_of_experiment = ("work", "participation", "val", "test")

@@ -16,21 +16,9 @@ from fedax.algorithms import METHODS
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.regularizers import Regularizer, Unconstrained
 from fedax.contract.schedule import Schedule, Stepwise
+from fedax.engine.options import Options
 from fedax.errors import FedaxError
-from fedax.experiments.config.codec import (
-    ARGUMENTS,
-    CLOCK,
-    FROM_DATA,
-    PACE,
-    PARTICIPATIONS,
-    PLACE,
-    PRIVACY,
-    RUN,
-    WORKS,
-    arguments_of,
-    setting,
-    written_class,
-)
+from fedax.experiments.config.codec import FROM_DATA, arguments_of, setting, written_class, written_options
 from fedax.experiments.config.sections import PYTHON, Table
 from fedax.tasks.factory import made_as
 from fedax.tasks.trainable import LoRA, Partial
@@ -112,68 +100,10 @@ def task(given: fedax.Task) -> Table:
     return settings
 
 
-def work(given: fedax.Work) -> Table:
-    """The section ``work``.
-
-    Example:
-        >>> work(fedax.RandomEpochs(2, 5))
-        {'kind': 'random-epochs', 'low': 2, 'high': 5}
-    """
-    return WORKS.write(given)
-
-
-def participation(given: fedax.Participation) -> Table:
-    """The section ``participation``.
-
-    Example:
-        >>> participation(fedax.Dropout(fedax.Uniform(4), 0.1))
-        {'kind': 'uniform', 'size': 4, 'dropout': 0.1}
-    """
-    return PARTICIPATIONS.write(given)
-
-
-def privacy(given: fedax.DP) -> Table:
-    """The section ``privacy``.
-
-    Example:
-        >>> privacy(fedax.DP(1.0, 0.5, 1e-5, adaptive=fedax.AdaptiveClip(0.6)))
-        {'clip': 1.0, 'noise': 0.5, 'delta': 1e-05, 'adaptive': {'quantile': 0.6, 'rate': 0.2}}
-        >>> privacy(fedax.DP(1.0, 0.0, 1e-5))
-        {'clip': 1.0, 'noise': 0.0, 'delta': 1e-05}
-    """
-    return PRIVACY.write(given)
-
-
-def clock(given: fedax.Clock) -> Table:
-    """The section ``clock``.
-
-    Example:
-        >>> clock(fedax.Clock(step=fedax.Exponential(0.1), up=[1e6, 2e6]))
-        {'step': {'name': 'exponential', 'mean': 0.1, 'anew': False}, 'up': [1000000.0, 2000000.0]}
-    """
-    return CLOCK.write(given)
-
-
-def pace(given: fedax.Async) -> Table:
-    """The section ``pace``.
-
-    Example:
-        >>> pace(fedax.Async(8, 4, fedax.PolynomialStaleness(0.5)))
-        {'concurrency': 8, 'buffer': 4, 'staleness': {'name': 'polynomial', 'exponent': 0.5}}
-    """
-    return PACE.write(given)
-
-
-def run(seeds: Sequence[int], options: Mapping[str, Any], task: fedax.Task) -> Table:
-    """The section ``run``, from a task's metrics and the arguments of :func:`fedax.simulate` that it has too."""
-    settings: Table = {"seeds": list(seeds), "split_seeds": False, "grad_norm": "grad_norm" in task.run_metrics}
-    for name in ("rounds", "batch_size", "evaluate_every"):
-        settings[name] = setting(options.get(name, settings.get(name)))
-    if "density" in task.run_metrics:
-        settings["density"] = setting(task.run_metrics["density"].threshold)
-    if (place := options.get("place")) is not None:
-        settings |= {name: setting(getattr(place, name)) for name in PLACE}
-    for name, codec in RUN.items():
-        if (part := options.get(ARGUMENTS.get(name, name))) is not None:
-            settings[name] = codec.write(part)
-    return {name: value for name, value in settings.items() if value is not None}
+def sections(seeds: Sequence[int], options: Mapping[str, Any], given: fedax.Task) -> Table:
+    """The sections that have options, arguments of :func:`fedax.simulate`, with the metrics of a task."""
+    found = written_options(Options(**options))
+    run = {"seeds": list(seeds), "split_seeds": False, "grad_norm": "grad_norm" in given.run_metrics} | found["run"]
+    if "density" in given.run_metrics:
+        run["density"] = setting(given.run_metrics["density"].threshold)
+    return found | {"run": run}

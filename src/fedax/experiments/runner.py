@@ -446,7 +446,7 @@ def _train(
             warnings.simplefilter("ignore", category)
         if len(seeds) > 1:
             watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
-            options = on_one_core(options)
+            options["place"] = on_one_core(options.get("place"))
             data_by_seed = {}
             if experiment.config["run"]["split_seeds"]:
                 data_by_seed = {seed: dict(zip(first, parts, strict=True)) for seed, parts in data.items()}

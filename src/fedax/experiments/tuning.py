@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import fedax
 from fedax.columns import better
 from fedax.engine import secret
+from fedax.engine.options import OPTIONS, CommonOptions
 from fedax.engine.saved import renamed
 from fedax.engine.sweep import blocks, discard_sweep
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
@@ -57,16 +58,20 @@ Watch = Callable[[str, Point, int, Mapping[str, Any]], None]
 
 MOST_POINTS = 10_000  # of all methods together
 
+# Options in which points may differ: sections with a setting as an example; settings of [run], and whether they have
+# parts that may; and all of them, as arguments of a run.
+_VARYING = {name: each for name, each in OPTIONS.items() if each.option.varies}
+_EXAMPLES = {each.path[0]: each.option.varies for each in _VARYING.values() if len(each.path) == 1}
+_OF_RUN = {each.path[1]: each.kinds[0] is not int for each in _VARYING.values() if len(each.path) > 1}
+_SHARED = (*_EXAMPLES, "run")
 _FIXED = {
     "data": "other data are another problem, and losses of two problems cannot be compared; sweep them one by one",
     "task": "another task has another loss, and two losses cannot be compared; sweep them one by one",
     "privacy.delta": "ε is told for one δ, and at two it cannot be compared; sweep them one by one",
     "privacy.noise_seed": "the noise of all points is drawn alike, and none is chosen by it; set it in [privacy]",
-    "run": "all points have the same budget and measurements; of [run] only run.batch_size and run.compress may vary",
+    "run": "all points have the same budget and measurements; "
+    f"of [run] only {' and '.join(f'run.{name}' for name in _OF_RUN)} may vary",
 }
-_EXAMPLES = {"work": "steps", "participation": "size", "privacy": "noise", "clock": "step", "pace": "buffer"}
-_SHARED = ("work", "participation", "run", "privacy", "clock", "pace")
-_OF_POINT = ("privacy", "compress", "clock", "pace")  # arguments of a run that may differ from point to point
 
 
 @dataclass(frozen=True)
@@ -276,11 +281,10 @@ def _arguments(experiments: list[Experiment], label: str, seeds: Seeds) -> dict[
             "algorithm": experiment.methods[label],
             "work": experiment.work,
             "participation": experiment.participation,
-            "batch_size": experiment.config["run"].get("batch_size"),
-            **{name: experiment.options[name] for name in _OF_POINT if name in experiment.options},
+            **{name: experiment.options[name] for name in _VARYING if name in experiment.options},
         }
 
-    first, of_points = experiments[0], ("batch_size", *_OF_POINT)
+    first = experiments[0]
     data, val, test = first.split(seeds[0])
     assert isinstance(data, fedax.FederatedData)  # real clients need a fleet
     return {
@@ -291,7 +295,7 @@ def _arguments(experiments: list[Experiment], label: str, seeds: Seeds) -> dict[
         "seeds": seeds,
         "val": val,
         "test": test,
-        **{name: value for name, value in first.options.items() if name not in of_points},
+        **{name: value for name, value in first.options.items() if name not in _VARYING},
     }
 
 
@@ -386,7 +390,9 @@ def _parts(tuning: Tuning) -> tuple[list[_Part], int]:
     for label, experiments in tuning.experiments.items():
         for seeds in _splits(tuning.config):
             arguments = _arguments(experiments, label, seeds)
-            for block in blocks(points=arguments.pop("grid"), **arguments):
+            make, points, task, data = (arguments.pop(name) for name in ("make", "grid", "task", "data"))
+            arguments.pop("seeds")
+            for block in blocks(make, points, task, data, CommonOptions(**arguments), seeds):
                 chosen = [seeds[k] for k in block.seeds]
                 configs = [
                     {**config, "run": {**config["run"], "seeds": chosen}}
@@ -471,7 +477,7 @@ def _axis(path: str, values: Any) -> GridAxis:
             )
         if rest[1] in ("name", "label"):
             raise ConfigError(field, values, "list another method under [[methods]] instead")
-    elif first == "run" and (rest == ["batch_size"] or rest[:1] == ["compress"]) and all(rest):
+    elif first == "run" and rest and rest[0] in _OF_RUN and (len(rest) == 1 or _OF_RUN[rest[0]]) and all(rest):
         pass
     elif path in _FIXED:
         raise ConfigError(field, values, _FIXED[path])
@@ -581,7 +587,7 @@ def _at_point(tables: Table, row: Table, point: Point) -> Table:
     """The configuration of one method at one point."""
     config = copy.deepcopy(tables | {"methods": [row]})
     # Selectors come first, because they drop the parameters of the old choice.
-    for name in sorted(point, key=lambda name: (name not in SELECTORS, name != "run.compress")):
+    for name in sorted(point, key=lambda name: (name not in SELECTORS, name.count("."))):
         path = name if name.split(".")[0] in _SHARED else f"methods.*.{name}"
         put(config, path, copy.deepcopy(point[name]))
     return config

@@ -22,6 +22,7 @@ from fedax.contract.schedule import resolve
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.arrivals import long_run
+from fedax.engine.options import Options
 from fedax.errors import ConfigError, complete
 from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
@@ -113,10 +114,11 @@ def diagnose(
     tolerance, seed = number("tolerance", tolerance, 1), check_count("seed", seed, 0)
     answers = None
     if pace is not None:
-        answers = long_run(
-            algorithm, entire, data, work=work, batch_size=batch_size, participation=participation, pace=pace,
-            clock=clock, compress=compress, seed=seed,
+        options = Options(
+            rounds=1, work=work, batch_size=batch_size, participation=participation, pace=pace, clock=clock,
+            compress=compress, seed=seed,
         )  # fmt: skip
+        answers = long_run(algorithm, entire, data, options)
         participation = Uniform(pace.buffer)
     view = view_of(resolve(algorithm, 0), participation, waits=pace is None)
     if pace is not None:

@@ -20,6 +20,8 @@ from fedax.contract.regularizers import REGULARIZERS, Regularizer
 from fedax.contract.schedule import Piecewise
 from fedax.contract.settings import Settings, plain
 from fedax.contract.staleness import STALENESS, Staleness
+from fedax.engine.declared import Declared, value_of
+from fedax.engine.options import OPTIONS
 from fedax.engine.patience import Patience
 from fedax.engine.saved import read_model
 from fedax.errors import ConfigError
@@ -41,6 +43,7 @@ from fedax.tasks import TASKS
 from fedax.tasks.trainable import LoRA
 from fedax.tracking import TRACKERS
 from fedax.wire import AVERAGES
+from fedax.wire.averages import Aggregator
 from fedax.wire.compressed import Compression
 
 FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of tasks that come from the data set
@@ -112,7 +115,9 @@ class ArgumentsCodec:
     brief: bool = False
 
     def read(self, field: str, given: Any) -> Any:
-        """The part."""
+        """The part; a truth value stays, of an option that takes one too."""
+        if isinstance(given, bool):
+            return given
         return call(field, self.make, given if self.short is None or isinstance(given, dict) else {self.short: given})
 
     def write(self, part: Any) -> Any:
@@ -123,13 +128,6 @@ class ArgumentsCodec:
         return {
             name: value for name, value in _written_arguments(part).items() if name not in usual or value != usual[name]
         }
-
-
-class _GuardCodec(ArgumentsCodec):
-    """The guard: a table, or true for the default one."""
-
-    def read(self, field: str, given: Any) -> Any:
-        return super().read(field, given) if isinstance(given, dict) else given
 
 
 class _CompressionCodec:
@@ -226,6 +224,16 @@ class _ParticipationCodec(ComponentCodec):
         return self.write(part.of) | {name: value for name, value in settings.items() if value is not None}
 
 
+class _PlainCodec:
+    """A value that a file holds as it is."""
+
+    def read(self, field: str, given: Any) -> Any:
+        return given
+
+    def write(self, part: Any) -> Any:
+        return setting(part)
+
+
 CLOCK = _ClockCodec()
 PACE = _PaceCodec(fedax.Async, brief=True)
 ADAPTIVE = ArgumentsCodec(fedax.AdaptiveClip)
@@ -235,18 +243,17 @@ SCHEDULES = _ScheduleCodec()
 TRACKS = ComponentCodec(TRACKERS)
 WORKS = ComponentCodec(WORK, "kind")
 
-# Settings of the section run that stand for objects, in the order in which they are written.
-RUN: dict[str, Codec] = {
-    "guard": _GuardCodec(fedax.Guard),
-    "faults": ArgumentsCodec(fedax.Faults),
-    "secure": ArgumentsCodec(fedax.SecureSum),
-    "patience": ArgumentsCodec(Patience, short="evaluations"),
-    "aggregate": ComponentCodec(AVERAGES),
-    "compress": _CompressionCodec(),
+# The codecs of options by the type of their values; what is not here is a table of arguments, or a plain value.
+_OF_OPTIONS: dict[Any, Codec] = {
+    fedax.Work: WORKS,
+    fedax.Participation: PARTICIPATIONS,
+    fedax.Clock: CLOCK,
+    fedax.Async: PACE,
+    fedax.DP: PRIVACY,
+    Aggregator: ComponentCodec(AVERAGES),
+    Compressor: _CompressionCodec(),
+    Callable: ArgumentsCodec(Patience, short="evaluations"),
 }
-ARGUMENTS = {"patience": "until"}  # setting -> argument of :func:`fedax.simulate`, where the names differ
-PLACE = ("chunk_size", "precision")  # the settings that belong to the place
-WIRE = ("guard", "aggregate", "faults", "compress", "secure")  # the settings that belong to the wire
 
 # Objects that a hyper-parameter may be, besides a number or a word.
 _OBJECTS: dict[type, Codec] = {
@@ -314,17 +321,60 @@ def _written_arguments(part: Any) -> Table:
 # ---- sections
 
 
-def options_of(run: Table) -> Table:
-    """The section ``run`` as arguments of :func:`fedax.simulate`, without the seeds."""
-    of_experiment = ("seeds", "split_seeds", "judge", "metrics", "grad_norm", "density", "patience", "baselines")
-    handled_elsewhere = (*of_experiment, *PLACE)
-    options = {name: value for name, value in run.items() if name not in handled_elsewhere}
-    if place := {name: run[name] for name in PLACE if run.get(name) is not None}:
-        options["place"] = fedax.Place(**place)
-    for name, codec in RUN.items():
-        if (given := run.get(name)) is not None:
-            options[ARGUMENTS.get(name, name)] = codec.read(f"run.{name}", given)
-    return options
+def codec_of(each: Declared) -> Codec:
+    """The codec of an option, by the type of its values."""
+    kind: Any = each.kinds[0]
+    arguments = dataclasses.is_dataclass(each.kinds[0])
+    return _OF_OPTIONS.get(kind) or (ArgumentsCodec(kind) if arguments else _PlainCodec())
+
+
+def options_of(config: Mapping[str, Any]) -> Table:
+    """The arguments of :func:`fedax.simulate` that a configuration has.
+
+    Example:
+        >>> options_of({"run": {"rounds": 3, "chunk_size": 2}, "clock": {"step": 2.0}})
+        {'rounds': 3, 'place': Place(chunk_size=2, ...), 'clock': Clock(step=2.0)}
+    """
+    found: Table = {}
+    for name, each in OPTIONS.items():
+        if (given := each.within(config)) is not None:
+            read = codec_of(each).read(".".join(each.path), given)
+            whole, _, part = name.partition(".")
+            if part:
+                found[whole] = dataclasses.replace(found.get(whole, OPTIONS[whole].kinds[0]()), **{part: read})
+            else:
+                found[name] = read
+    return found
+
+
+def written_options(options: Any) -> Table:
+    """The sections of a configuration that have these options.
+
+    Example:
+        >>> from fedax.engine.options import Options
+        >>> options = Options(rounds=3, work=fedax.RandomEpochs(2, 5), guard=True, compress=fedax.TopK(0.1))
+        >>> written_options(options)["work"], written_options(options)["run"]["compress"]
+        ({'kind': 'random-epochs', 'low': 2, 'high': 5}, {'up': {'name': 'top-k', 'share': 0.1}})
+        >>> written_options(Options(rounds=3, pace=fedax.Async(8, 4, fedax.PolynomialStaleness(0.5))))["pace"]
+        {'concurrency': 8, 'buffer': 4, 'staleness': {'name': 'polynomial', 'exponent': 0.5}}
+    """
+    config: Table = {}
+    for name, each in OPTIONS.items():
+        if each.path and (value := value_of(options, name)) is not None:
+            *above, last = each.path
+            table = config.setdefault(above[0], {}) if above else config
+            table[last] = codec_of(each).write(value)
+    return config
+
+
+def told_to_nodes(config: Mapping[str, Any], of_wire: bool = True) -> Table:
+    """The sections of a configuration with the options of which nodes of real clients are told."""
+    found: Table = {}
+    for each in OPTIONS.values():
+        if (each.option.at_nodes or (of_wire and each.option.of_wire)) and (given := each.within(config)) is not None:
+            *above, last = each.path
+            (found.setdefault(above[0], {}) if above else found)[last] = given
+    return found
 
 
 def metrics_of(run: Table) -> dict[str, Any]:

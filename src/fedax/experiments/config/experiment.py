@@ -12,7 +12,7 @@ import jax
 import fedax
 from fedax.columns import better, measured_names
 from fedax.engine.job import Job, make_job
-from fedax.engine.options import Options
+from fedax.engine.options import OF_WIRE, Options
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.questions import Problem
 from fedax.engine.private import is_kept, public
@@ -35,7 +35,6 @@ from fedax.experiments.config.sections import (
     DataSection,
     ExperimentSection,
     MethodSection,
-    PrivacySection,
     SplitSection,
     Table,
     check,
@@ -97,17 +96,15 @@ class Experiment:
 
     def problem_alone(self, lr: float) -> Table:
         """As :meth:`problem`, for the baseline where each client trains alone."""
-        table = self._problem({"name": LOCAL_ONLY, "label": LOCAL_ONLY, "lr": lr})
-        run = {name: value for name, value in table["run"].items() if name in ("metrics", "precision")}
-        return {name: part for name, part in table.items() if name != "privacy"} | {"run": run}
+        return self._problem({"name": LOCAL_ONLY, "label": LOCAL_ONLY, "lr": lr}, of_wire=False)
 
-    def _problem(self, method: Table) -> Table:
-        kept = (*codec.WIRE, "metrics", "precision")
-        run = {name: self.config["run"][name] for name in kept if name in self.config["run"]}
-        private = {"privacy": self.config["privacy"]} if "privacy" in self.config else {}
+    def _problem(self, method: Table, of_wire: bool = True) -> Table:
+        told = codec.told_to_nodes(self.config, of_wire)
+        run = {name: self.config["run"][name] for name in ("metrics",) if name in self.config["run"]}
+        told["run"] = told.get("run", {}) | run
         places = [table["name"].rpartition(":")[0] for table in (self.model, method)]
         code = {place: source.digest for place, source in self.code.items() if place in places}
-        return {"task": self.model, "method": method, "run": run} | private | ({"code": code} if code else {})
+        return {"task": self.model, "method": method} | told | ({"code": code} if code else {})
 
     @property
     def keeps_noise(self) -> bool:
@@ -236,10 +233,9 @@ def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
         method: fedax.Algorithm = LocalOnly(check_number("lr", table["method"]["lr"], 0, open_low=True))
     else:
         method, _ = codec.method_of(MethodSection(**table["method"]), table["method"]["label"], code)
-    options = {name: part for name, part in codec.options_of(table["run"]).items() if name in codec.WIRE}
-    privacy = _private(PrivacySection(**table["privacy"])).get("privacy") if "privacy" in table else None
+    options = {name: part for name, part in codec.options_of(table).items() if name in OF_WIRE}
     compression = Compression.of(options.get("compress"))
-    wire = Options(rounds=0, privacy=privacy, **options).with_defaults().wire(compression)
+    wire = Options(rounds=0, **options).with_defaults().wire(compression)
     return Problem(method, task, wire, compression.up)
 
 
@@ -442,18 +438,5 @@ def settings_of(sections: ExperimentSection, code: own.Code | None = None) -> Ch
     config |= {name: part.model_dump(exclude_none=True) for name, part in optional.items() if part is not None}
     config["methods"] = [written for _, written in pairs]
     methods = dict(zip(names, (method for method, _ in pairs), strict=True))
-    options = codec.options_of(run) | _private(sections.privacy) | _timing(sections)
+    options = codec.options_of({name: part for name, part in config.items() if name not in ("work", "participation")})
     return CheckedSettings(methods, work, participation, options, config)
-
-
-def _private(section: PrivacySection | None) -> Table:
-    """The argument ``privacy`` of :func:`fedax.simulate`, if there is such a section."""
-    return {} if section is None else {"privacy": codec.PRIVACY.read("privacy", dict(section))}
-
-
-def _timing(sections: ExperimentSection) -> Table:
-    """The arguments ``clock`` and ``pace`` of :func:`fedax.simulate`, as far as there are such sections."""
-    found: Table = {} if sections.clock is None else {"clock": codec.CLOCK.read("clock", dict(sections.clock))}
-    if sections.pace is not None:
-        found["pace"] = codec.PACE.read("pace", sections.pace.model_dump(exclude_none=True))
-    return found

@@ -5,14 +5,17 @@ of the component that it names (partition, task, work, participation or method).
 Python function that makes it.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_origin
 
 import pydantic
 
+from fedax.contract.compression import Compressor
+from fedax.engine.options import OPTIONS
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import own
 from fedax.files import slug
+from fedax.wire.averages import Aggregator
 
 Table = dict[str, Any]
 
@@ -81,27 +84,38 @@ class ParticipationSection(Open):
     available: list[Any] | None = None  # [rounds, clients] truth values
 
 
-class RunSection(Section):
-    """The number of rounds, the minibatches, the seeds, and what is measured."""
+# A setting's type by that of its value; what is not here is a table of arguments.
+_TYPES: dict[Any, Any] = {
+    int: Count,
+    bool: bool,
+    Aggregator: str | Table,
+    Compressor: str | Table,  # of uploads; or tables up and down
+    Callable: Count | Table,  # fedax.Patience, or after so many evaluations without a better validation loss
+}
 
-    rounds: Count
-    batch_size: Count | None = None
+
+def _type_of(kinds: Sequence[Any]) -> Any:
+    """The type of a setting whose values are of these types; a part of ``True`` is that with its defaults."""
+    first = kinds[0] if get_origin(kinds[0]) is Literal else _TYPES.get(kinds[0], Table)
+    return (bool | first if bool in kinds[1:] else first) | None
+
+
+_of_run: dict[str, Any] = {
+    each.path[1]: (_type_of(each.kinds), None) for each in OPTIONS.values() if each.path[:1] == ["run"]
+}
+_RunOptions: Any = pydantic.create_model("_RunOptions", __base__=Section, **_of_run | {"rounds": (Count, ...)})
+
+
+class RunSection(_RunOptions):
+    """The number of rounds, the minibatches and other options, the seeds, and what is measured."""
+
     seeds: Any = None  # how many, or which; the default depends on the data
     split_seeds: bool | None = None  # each seed deals the data anew; default: for small tables of the user's
     judge: str | None = None  # the column by which methods are compared
     metrics: list[str | Table] | None = None  # in addition to the task's
-    patience: Count | Table | None = None  # the run ends after so many evaluations without a better validation loss
     baselines: bool | Table | None = None  # also train each client alone, and one model on all data in one place
-    evaluate_every: Count | None = None
     grad_norm: bool = False
     density: pydantic.NonNegativeFloat | None = None
-    chunk_size: Count | None = None  # of the place, as the next
-    precision: Literal["float32", "tensorfloat32", "bfloat16"] | None = None
-    guard: bool | Table | None = None
-    aggregate: str | Table | None = None
-    faults: Table | None = None
-    compress: str | Table | None = None  # of uploads; or tables up and down
-    secure: Table | None = None
 
 
 class PrivacySection(Section):

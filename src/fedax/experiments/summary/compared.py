@@ -22,6 +22,7 @@ import numpy as np
 
 from fedax.columns import COSTS, EXCLUSIONS, TIME, better, measures
 from fedax.engine.history import tail_of
+from fedax.engine.options import OPTIONS
 from fedax.experiments import chance, examples
 from fedax.experiments.chance import Gap, gap_of
 from fedax.experiments.config.sections import PYTHON
@@ -249,8 +250,9 @@ _DIGESTED = re.compile(r"(data|val|test)\W|sizes and weights|params|program of t
 def _problem_settings(record: Record) -> dict[str, str]:
     """The settings that identify a problem: name -> value, as text."""
     config, clients = varied(record.config), record.about["clients"]
-    compared = ("rounds", "batch_size", "faults", "split_seeds")
-    sections = {name: config[name] for name in ("data", "task", "work", "participation")}
+    paths = [each.path for each in OPTIONS.values() if each.option.of_problem]
+    compared = {"split_seeds", *(path[1] for path in paths if path[0] == "run")}
+    sections = {name: config[name] for name in ("data", "task", *(path[0] for path in paths if len(path) == 1))}
     sections["run"] = {name: value for name, value in config["run"].items() if name in compared and value is not False}
     settings = {f"{name}.{key}": repr(value) for name, table in sections.items() for key, value in table.items()}
     if config["data"]["name"] == PYTHON:  # objects that no configuration describes are compared by digests

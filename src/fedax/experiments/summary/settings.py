@@ -6,6 +6,7 @@ from typing import Any
 
 from fedax.algorithms import hyperparameters
 from fedax.data import FEDERATIONS
+from fedax.engine.options import OF_WIRE
 from fedax.errors import ConfigError
 from fedax.experiments.config.sections import PYTHON
 
@@ -61,7 +62,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
         cohort = f"{pace['concurrency']} under way, answers a step: {pace.get('buffer', 1)}"
     late = {name: value for name, value in pace.items() if name not in ("concurrency", "buffer")}
     optional = {"Pace": _settings(late, "") if late else "", "Clock": _settings(config.get("clock", {}), "preset")}
-    wire = {name: run[name] for name in ("guard", "aggregate", "faults", "compress", "secure") if run.get(name)}
+    wire = {name: run[name] for name in OF_WIRE if run.get(name)}
     uploads = "; ".join(f"{name} {'on' if chosen is True else short(chosen)}" for name, chosen in wire.items())
     batches = f"batch {run['batch_size']}" if "batch_size" in run else "full gradients"
     seeds = over(config, len(run["seeds"])) if len(run["seeds"]) > 1 else f"seed {run['seeds'][0]}"
