@@ -16,7 +16,7 @@ from fedax.engine.job import Origin
 from fedax.engine.loop import State, Tally
 from fedax.engine.plan import ExchangeForm
 from fedax.engine.private import of_public
-from fedax.engine.saved import Model, model_of
+from fedax.engine.saved import Model, model_of, save_as
 from fedax.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -95,13 +95,12 @@ class Run:
         """The delivered model, which predicts."""
         return model_of(self._origin, self.params)
 
-    def save(self, path: str | os.PathLike[str], best: bool = False, of: str = "") -> None:
+    def save(self, path: str | os.PathLike[str], best: bool = False) -> None:
         """Write the delivered model, and what it takes to predict with it, to a file for :func:`fedax.load_model`.
 
         Args:
             path: ``*.safetensors``; a file that is there is replaced. Tensors are called by their paths in the pytree.
             best: the best model, where ``Checkpoints(best=…)`` kept one.
-            of: what the file is, where a folder's reader checks it; default: it may be moved and renamed.
 
         Raises:
             ConfigError: there is no best model.
@@ -109,9 +108,7 @@ class Run:
 
         Example: see :class:`fedax.Model`.
         """
-        if best and self.best is None:
-            raise ConfigError("best", True, "no best model was kept; run with Checkpoints(best='test_loss')")
-        model_of(self._origin, self.best.params if best and self.best is not None else self.params).save(path, of)
+        save_run(self, path, best)
 
     def public(self) -> "Run":
         """What may be published of a private run: all of it is covered by ε, or made of public data.
@@ -198,6 +195,13 @@ class Run:
         last = {name: column[-1] for name, column in self.history.items()}
         name = "train_loss" if "train_loss" in last else "epsilon"
         return f"Run({self.status} at round {last['round']}, {name}={last[name]:.6g})"
+
+
+def save_run(run: Run, path: str | os.PathLike[str], best: bool = False, of: str = "") -> None:
+    """Save a run's model as :meth:`Run.save` does, in a file that says what it is: ``of``."""
+    if best and run.best is None:
+        raise ConfigError("best", True, "no best model was kept; run with Checkpoints(best='test_loss')")
+    save_as(model_of(run._origin, run.best.params if best and run.best is not None else run.params), path, of)
 
 
 def ended_worse(objective: Sequence[float] | np.ndarray) -> bool:

@@ -177,10 +177,9 @@ class Model:
         found: dict[str, Unknown] = pytorch.to_torch_state_dict(self.task, self.params, tensors=tensors)
         return found
 
-    def save(self, path: Path, of: str = "") -> None:
+    def save(self, path: Path) -> None:
         """Write it again, as :meth:`fedax.Run.save` does."""
-        fixed = pytorch.constants(self.task) if pytorch.is_of(self.task) else {}
-        write_model(path, self.params, json.dumps(self._description(), allow_nan=False), fixed, of)
+        save_as(self, path)
 
     def _batch(self, x: Unknown) -> Tree:
         if self.task.outputs is None:
@@ -241,6 +240,12 @@ def _is_table(x: Unknown) -> bool:
 def _outputs(params: Tree, batch: Tree, *, task: Task) -> Tree:
     assert task.outputs is not None
     return task.outputs(params, batch)
+
+
+def save_as(model: Model, path: Path, of: str = "") -> None:
+    """Write a model to a file that says what it is, ``of``, where a folder's reader checks that; ``""``: to any file."""
+    fixed = pytorch.constants(model.task) if pytorch.is_of(model.task) else {}
+    write_model(path, model.params, json.dumps(model._description(), allow_nan=False), fixed, of)
 
 
 def model_of(origin: Origin, params: Tree) -> Model:

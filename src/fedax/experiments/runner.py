@@ -22,6 +22,7 @@ from fedax.engine import processes, secret, signals
 from fedax.engine.checkpoint import discard, present
 from fedax.engine.devices import device_bytes
 from fedax.engine.evaluate import columns
+from fedax.engine.history import save_run
 from fedax.engine.identity import differences, same_versions
 from fedax.engine.places.nodes import Transport
 from fedax.engine.places.side_by_side import side_by_side
@@ -186,8 +187,8 @@ def execute(
             for (_, seed), run in zip(batch, trained, strict=True):
                 path, best = (model_path(folder, label, seed, best) for best in (False, True))
                 if run.best is not None:
-                    run.save(best, best=True, of=said(folder, best))
-                run.save(path, of=said(folder, path))
+                    save_run(run, best, True, said(folder, best))
+                save_run(run, path, of=said(folder, path))
                 if by_client and clients.finite_model(run.params):
                     clients.add_table(experiment, folder, label, seed, run.params, data[seed][2], run.arrivals)
                 examples.add(experiment, folder, label, seed, run.params)

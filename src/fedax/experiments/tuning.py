@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import fedax
 from fedax.columns import better
 from fedax.engine import secret
+from fedax.engine.history import save_run
 from fedax.engine.options import OPTIONS, CommonOptions
 from fedax.engine.saved import renamed
 from fedax.engine.sweep import blocks, discard_sweep
@@ -224,7 +225,7 @@ def _tune(
         for sweep in swept:
             for seed, run in zip(sweep.seeds, sweep.runs[best], strict=True):
                 path = model_path(folder, label, seed)
-                run.save(path, of=said(folder, path))
+                save_run(run, path, of=said(folder, path))
     seconds = time.perf_counter() - began
     record = finish(folder, compiled, drawn)
     files = _write_best(tuning, record)
