@@ -11,7 +11,7 @@ import fedax
 from tests.references import fedavg_family as fed
 from tests.references import quadratics as quad
 
-from .. import always
+from .. import mostly_long
 from .bed import (
     BED,
     DATA,
@@ -366,7 +366,7 @@ BETA = (("beta", 0.2),)
 
 @pytest.mark.parametrize(
     "key",
-    always(HETEROGENEITY, ("fedavg", ()), ("fedavg-m-vr", BETA), ("scaffold-m", BETA)),
+    mostly_long(HETEROGENEITY, ("fedavg", ()), ("fedavg-m-vr", BETA), ("scaffold-m", BETA)),
     ids=lambda key: "-".join([key[0], *(str(v) for _, v in key[1])]),
 )
 def test_heterogeneity_with_noise(key):

@@ -23,7 +23,6 @@ from fedax.flower import certificates, link, processes
 
 SOON = 90.0  # seconds: a timeout that is long enough on a busy machine
 PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
-TWO = {"n0": ["0", "1"], "n1": ["2", "3"]}
 TIMES = ("seconds", TIME, *TRAFFIC)  # the columns in which two equal runs may differ
 
 
