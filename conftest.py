@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -11,14 +10,13 @@ import pytest
 
 # They have no doctests; mutants.py needs coverage.
 collect_ignore_glob = ["tests/flower/kills.py", "tests/flower/federation.py", "tests/mutants.py"]
+collect_ignore_glob.append("docs/methods/*")  # tests/test_method_pages.py runs them
 if not importlib.util.find_spec("flwr"):
-    collect_ignore_glob += ["src/fedax/flower/*", "src/fedax/engine/places/masks.py"]
+    collect_ignore_glob += ["src/fedax/flower/*", "src/fedax/engine/places/masks.py", "tests/flower/attacks.py"]
 if not importlib.util.find_spec("torch"):
     collect_ignore_glob.append("tests/tasks/torch_models.py")
 if not importlib.util.find_spec("griffe"):
     collect_ignore_glob.append("docs/website/*")
-if not os.environ.get("FEDAX_LONG"):
-    collect_ignore_glob.append("docs/methods/*")  # one program each; tests/test_method_pages.py runs some of them
 
 
 @pytest.fixture(autouse=True)

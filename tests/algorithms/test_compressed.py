@@ -202,6 +202,7 @@ def test_a_message_is_drawn_by_the_client_s_key(name):
 # Real wires.
 
 
+@pytest.mark.usefixtures("float32")
 @pytest.mark.parametrize("column", range(5))
 def test_a_column_of_a_pattern_in_bytes(column):
     pattern, x = Pattern(2, 5), fedax.Vector({"w": jnp.arange(1.0, 12.0), "b": jnp.array(-3.0)})
@@ -216,6 +217,7 @@ def test_a_column_of_a_pattern_in_bytes(column):
             pattern.unpack(bad, message.form)
 
 
+@pytest.mark.usefixtures("float32")
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_message_of_marina_in_bytes(whole):
     how, x = WholeOrNot(RandomK(0.5), 0.25), fedax.Vector({"w": jnp.arange(1.0, 8.0), "b": jnp.array(-3.0)})

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
+
 from tests import long
 from tests.experiments import run_cli
 
