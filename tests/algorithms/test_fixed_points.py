@@ -69,6 +69,7 @@ def test_fedavg_and_fedprox_follow_eq_27_to_eq_28(method, hyper):
     far_from_optimum(end)
 
 
+@pytest.mark.usefixtures("float32")
 def test_float32_ends_at_eq_28_too():
     run = fedax.simulate(fedax.create("fedavg", lr=FAST), QUADRATIC, DATA, rounds=200, work=UNEQUAL, params=X0)
     assert run.params.dtype == np.float32
