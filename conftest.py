@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -11,14 +10,42 @@ import pytest
 
 # They have no doctests; mutants.py needs coverage.
 collect_ignore_glob = ["tests/flower/kills.py", "tests/flower/federation.py", "tests/mutants.py"]
+collect_ignore_glob.append("docs/methods/*")  # tests/test_method_pages.py runs them
 if not importlib.util.find_spec("flwr"):
-    collect_ignore_glob += ["src/fedax/flower/*", "src/fedax/engine/places/masks.py"]
+    collect_ignore_glob += ["src/fedax/flower/*", "src/fedax/engine/places/masks.py", "tests/flower/attacks.py"]
 if not importlib.util.find_spec("torch"):
     collect_ignore_glob.append("tests/tasks/torch_models.py")
 if not importlib.util.find_spec("griffe"):
     collect_ignore_glob.append("docs/website/*")
-if not os.environ.get("FEDAX_LONG"):
-    collect_ignore_glob.append("docs/methods/*")  # one program each; tests/test_method_pages.py runs some of them
+
+# What pyproject.toml says of these markers, by where it stands; and what stands for it in the default suite.
+MARKED = {
+    "deploy": ("tests/flower/", "tests/engine/test_secure.py"),
+    "docs": (
+        "docs/", "README.md", "tests/experiments/test_notebook.py", "tests/test_method_pages.py", "tests/test_pages.py",
+        "tests/test_site.py", "tests/test_study_pages.py",
+    ),
+    "study": ("tests/experiments/", "tests/test_choosing.py"),
+    "hostile": ("tests/test_hostile.py", "tests/flower/test_attacks.py"),
+    "cluster": ("tests/engine/test_processes.py", "tests/experiments/test_cluster.py", "tests/flower/test_ray.py"),
+}  # fmt: skip
+SMOKE = (
+    "README.md",
+    "tests/engine/test_processes.py::test_processes_share_the_secret_of_a_private_run",
+    "tests/experiments/test_runs.py",
+    "tests/flower/test_deploy.py::test_it_is_the_simulation_of_the_same_data",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests by where they stand."""
+    for item in items:
+        for name, places in MARKED.items():
+            if item.nodeid.startswith(places):
+                item.add_marker(name)
+        if item.nodeid.startswith(SMOKE):
+            item.add_marker("smoke")
 
 
 @pytest.fixture(autouse=True)

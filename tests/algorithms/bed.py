@@ -182,10 +182,9 @@ def finished(
     **options: Any,
 ) -> tuple[np.ndarray, Any]:
     """x^R of a run in float64, [parameters], and what clients keep: all rounds in one call, without evaluation."""
-    with jax.enable_x64(True):
-        programs = programs_of(method, task, data, rounds, params, work, **options)
-        state, _ = programs.advance(first_state(programs), 0, rounds)
-        return model_of(programs, state, rounds), state.memory
+    programs = programs_of(method, task, data, rounds, params, work, **options)
+    state, _ = programs.advance(first_state(programs), 0, rounds)
+    return model_of(programs, state, rounds), state.memory
 
 
 def limit(method: fedax.Algorithm, rounds: int, **options: Any) -> np.ndarray:

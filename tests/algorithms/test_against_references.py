@@ -14,7 +14,7 @@ import fedax
 from fedax.federation.participation import Cohort
 from tests.references import fedavg_family as fed
 
-from .. import LONG, always, some
+from .. import FORMS, mostly_long
 from .bed import (
     BED,
     COHORTS,
@@ -39,21 +39,17 @@ from .bed import (
 from .cases import CASES, Case, Cost
 
 # One form of each method runs on minibatches and in cohorts below; with all clients here the other forms, of each form
-# of exchange, and some variants of each family (all with FEDAX_LONG=1).
+# of exchange, and some variants of each family. All others are long.
 SOME_VARIANTS = (
     "fedavg-momentum", "fedavg-decay", "fednova-prox", "fednova-number", "fednova-fedavgm", "fedavg-m-reparameterised",
     "bvr-l-sgd-average", "mimelite-sgd", "nesterov-restart", "fedda-momentum-coordinate", "fedda-mvr-l1-ball",
     "feddualavg",
 )  # fmt: skip
-VARIANTS = [name for name, case in CASES.items() if case.variant and (LONG or name in SOME_VARIANTS)]
 ONE_EACH = {case.method: name for name, case in reversed(CASES.items()) if not case.variant}
-HERE = {
-    name: case
-    for name, case in CASES.items()
-    if name in VARIANTS
-    or (not case.variant and (LONG or (case.method in some([case.method]) and name not in ONE_EACH.values())))
-}
-each_case = pytest.mark.parametrize("case", HERE.values(), ids=HERE.keys())
+HERE = [
+    *SOME_VARIANTS,
+    *(name for name, c in CASES.items() if not c.variant and c.method in FORMS and name not in ONE_EACH.values()),
+]
 
 
 def changing(value: float, rounds: int = 1) -> tuple[fedax.Schedule, Callable[[int], float]]:
@@ -61,7 +57,7 @@ def changing(value: float, rounds: int = 1) -> tuple[fedax.Schedule, Callable[[i
     return fedax.Piecewise(value, {rounds: 0.5, 3 * rounds: 2.0}), lambda r: value * (0.5 if 1 <= r < 3 else 1.0)
 
 
-def close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
+def close(a: Any, b: Any, tolerance: float = 1e-10) -> None:
     assert np.isfinite(b).all() and np.abs(b[-1] - b[0]).max() > 0.01  # the run goes somewhere
     np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
 
@@ -86,14 +82,25 @@ def expected(case: Case, cohorts: Any = None, **hyper: Any) -> np.ndarray:
     return reference_path(case.reference, cohorts, taus=taus, **start | case.hyper | case.theirs | hyper)
 
 
-@each_case
-def test_full_participation(case):
+@pytest.mark.parametrize("name", mostly_long(CASES, *HERE))
+def test_full_participation(name):
     """Unequal τ_i and p_i, all clients; and with the clients in another order."""
+    case = CASES[name]
     method = fedax.create(case.method, lr=LR, **case.hyper, **case.own)
     iterates = expected(case, lr=LR)
     close(path(method, work=work(case)), iterates)
     if not case.picks:
         close(path(method, data=RELABELLED, work=work(case, ORDER)), iterates)
+
+
+@pytest.mark.usefixtures("float32")
+@pytest.mark.parametrize("method", FORMS)
+def test_float32(method):
+    """Each form of exchange, within rounding."""
+    case = CASES[ONE_EACH[method]]
+    iterates = path(fedax.create(method, lr=LR, **case.hyper, **case.own), work=work(case))
+    assert iterates.dtype == np.float32
+    close(iterates, expected(case, lr=LR), 1e-5)
 
 
 BY_STEP = ("mime-mvr", "mimelite-mvr")
@@ -118,7 +125,7 @@ def drawn_alone(steps: Any, cohorts: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, case in CASES.items() if not case.variant and (LONG or n in ONE_EACH.values())]
+    "name", mostly_long([name for name, case in CASES.items() if not case.variant], *ONE_EACH.values())
 )
 def test_minibatches_cohorts_changing_rates_and_costs(name):
     """On minibatches of two examples, the same for both; unequal steps; cohorts of one to three clients where defined;
@@ -140,7 +147,7 @@ def test_minibatches_cohorts_changing_rates_and_costs(name):
     columns = ("bytes_down", "bytes_up", "local_steps", "gradients")
     rows = np.stack([run.history[column] for column in columns], axis=1)
     passes, taus = -(-REGRESSION.sizes // 2), np.broadcast_to(steps, 5)
-    warm, one_model = case.cost.warmup, 5 * 16 * (case.cost.warmup != 0)
+    warm, one_model = case.cost.warmup, 5 * 32 * (case.cost.warmup != 0)
     assert rows[0].tolist() == [one_model, one_model, 0, passes.sum() if warm < 0 else 5 * warm]
     cohort = range(5) if cohorts is None else cohorts[1]  # of the second round
     expected = sum(of_one_client(case.cost, taus[i], passes[i]) for i in cohort)
@@ -150,7 +157,7 @@ def test_minibatches_cohorts_changing_rates_and_costs(name):
 
 
 def of_one_client(cost: Cost, tau: int, a_pass: int) -> np.ndarray:
-    down, up = 16 * cost.down + 4 * cost.numbers_down, 16 * cost.up + 4 * cost.numbers_up
+    down, up = 32 * cost.down + 8 * cost.numbers_down, 32 * cost.up + 8 * cost.numbers_up
     up = up if cost.message is None else cost.message
     return np.array([down, up, cost.loops * tau, cost.gradients * tau + cost.passes * a_pass])
 
@@ -185,7 +192,7 @@ BOTH = ["fednova-sgd", "fednova-ptau", "mime-momentum", "mime-mvr-previous"]
 SOME_WEIGHTS = ("fedexp", "feddyn", "scaffold-m-vr", "mimelite-momentum", "ce-lsgd-average", "mime-momentum")
 
 
-@pytest.mark.parametrize("name", always(AS_IF_THEY_DID + APART + BOTH, *SOME_WEIGHTS))
+@pytest.mark.parametrize("name", mostly_long(AS_IF_THEY_DID + APART + BOTH, *SOME_WEIGHTS))
 def test_weights_that_do_not_sum_to_one(name):
     """Methods that divide by Σω run as if the weights did; the others keep what the server knows out of the sum."""
     case = CASES[name]
@@ -213,8 +220,8 @@ def test_the_state_of_fednova_vr_is_the_reference_s():
     )
     cohorts = fed.trace_cohorts(BED.p, COHORTS)
     expected = fed.fednova_vr(GRADS, BED.p, BED.tau, cohorts, X0, 3, lr=reference_lr, momentum=0.6).state
-    np.testing.assert_allclose(run.memory.tree, expected["h"], rtol=0, atol=2e-5)
-    np.testing.assert_allclose(run.state.h.tree, expected["h_mean"], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(run.memory.tree, expected["h"], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.state.h.tree, expected["h_mean"], rtol=0, atol=1e-10)
     assert not np.any(run.memory.tree[2]) and np.any(expected["h"][0])  # client 2 was not drawn
 
 
@@ -237,7 +244,8 @@ def kept(run: fedax.Run, memory: Any) -> list[Any]:
     return leaves
 
 
-@pytest.mark.parametrize("name", [ONE_EACH[method] for method in some(ONE_EACH)])
+@pytest.mark.usefixtures("float32")
+@pytest.mark.parametrize("name", mostly_long(ONE_EACH.values(), *(ONE_EACH[method] for method in FORMS)))
 def test_bfloat16_parameters(name):
     """The reference within bfloat16's rounding, from float32 state and memory."""
     run = in_bfloat16(name, recorded_run, "device")
@@ -245,6 +253,7 @@ def test_bfloat16_parameters(name):
     np.testing.assert_allclose(run.history["model"][-1], expected(CASES[name], lr=LR)[-1], rtol=0, atol=0.02)
 
 
+@pytest.mark.usefixtures("float32")
 @pytest.mark.parametrize("name", ["scaffold-m-vr", "fedpd"])  # a warm-up and cohorts; memory of two kinds
 def test_bfloat16_parameters_wherever_the_memory_is(name):
     device = in_bfloat16(name, fedax.simulate, "device")

@@ -53,7 +53,6 @@ def test_a_limit_is_where_a_run_ends(kind):
     method, options = fedax.create(name, lr=LR, **hyper), {"task": QUADRATIC, "data": DATA, "x0": X0} | options
     params = options.pop("x0")
     reached = limit(method, 20, params=params, **options)
-    with jax.enable_x64(True):
-        run = fedax.simulate(method, rounds=20, params=params, **options)
+    run = fedax.simulate(method, rounds=20, params=params, **options)
     assert reached.dtype == np.float64
     np.testing.assert_array_equal(reached, np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)]))

@@ -11,10 +11,10 @@ import pytest
 import fedax
 from fedax.federation.participation import Cohort
 
-from .. import LAST_BITS, LONG, always
+from .. import LAST_BITS, mostly_long
 from .bed import federation
 
-N, SIZE, ROUNDS = 50, 5, 8000 if LONG else 4000  # those that take longest to end run on request
+N, SIZE, ROUNDS = 50, 5, 8000
 P = np.random.default_rng(0).lognormal(sigma=2.0, size=N)
 P = P / P.sum()  # the largest is .25, and of uniform cohorts Σω is .04 to 4.7
 IDENTICAL = federation(np.tile(np.diag([1.0, 0.5]), (N, 1, 1)), np.tile([1.0, -1.0], (N, 1)), P)
@@ -59,11 +59,10 @@ class Replay(fedax.Participation):
 
 @functools.cache
 def replayed(design: str) -> Replay:
-    with jax.enable_x64(True):
-        bound = DESIGNS[design].bind(P)
-        keys = jax.random.split(jax.random.key(7), ROUNDS)
-        drawn = jax.jit(jax.vmap(lambda key, index: bound.draw(key, jnp.asarray(P), index)))(keys, jnp.arange(ROUNDS))
-        ids, weights = map(np.asarray, drawn)
+    bound = DESIGNS[design].bind(P)
+    keys = jax.random.split(jax.random.key(7), ROUNDS)
+    drawn = jax.jit(jax.vmap(lambda key, index: bound.draw(key, jnp.asarray(P), index)))(keys, jnp.arange(ROUNDS))
+    ids, weights = map(np.asarray, drawn)
     room = ((0, 0), (0, N - ids.shape[1]))
     return Replay(np.pad(ids, room, constant_values=N).astype(np.int32), np.pad(weights, room))
 
@@ -74,17 +73,16 @@ def made(method: str) -> fedax.Algorithm:
 
 def ends(method: str, start: np.ndarray, rounds: int) -> dict[str, np.ndarray]:
     """Where the method ends by each design, in float64; all clients are the same."""
-    with jax.enable_x64(True):
-        sweep = fedax.sweep(
-            lambda design: {"algorithm": made(method), "participation": replayed(design)},
-            {"design": list(DESIGNS)},
-            TASK,
-            IDENTICAL,
-            rounds=rounds,
-            work=fedax.Steps(3),
-            evaluate_every=rounds,
-            params=start,
-        )
+    sweep = fedax.sweep(
+        lambda design: {"algorithm": made(method), "participation": replayed(design)},
+        {"design": list(DESIGNS)},
+        TASK,
+        IDENTICAL,
+        rounds=rounds,
+        work=fedax.Steps(3),
+        evaluate_every=rounds,
+        params=start,
+    )
     assert sweep.programs == 1
     return {design: np.asarray(runs[0].params) for design, runs in zip(DESIGNS, sweep.runs, strict=True)}
 
@@ -95,11 +93,15 @@ ALL_CLIENTS = [name for name in fedax.available() if fedax.create(name).traits()
 SAMPLED = sorted(set(fedax.available()) - set(ALL_CLIENTS))
 
 
-@pytest.mark.parametrize("method", always(SAMPLED, "ce-lsgd", "fedda-mvr", "local-amsgrad", "scaffold"))
+QUICK = ("ce-lsgd", "fedda-mvr", "local-amsgrad", "scaffold")  # end after half as many rounds
+
+
+@pytest.mark.parametrize("method", mostly_long(SAMPLED, *QUICK))
 def test_identical_clients_end_where_full_participation_does(method):
     # A client of weight 1e-5 is drawn once in 20,000 rounds, if as often as it weighs, and keeps as long what it has.
     keeps = bool(jax.tree.leaves(made(method).init_client(fedax.Vector(np.zeros(2)))))
-    result = ends(method, OPTIMUM + 1e-5, ROUNDS) if keeps else ends(method, OPTIMUM + 3.0, ROUNDS // 4)
+    rounds = ROUNDS // 2 if method in QUICK else ROUNDS
+    result = ends(method, OPTIMUM + 1e-5, rounds) if keeps else ends(method, OPTIMUM + 3.0, rounds // 4)
     for design, x in result.items():
         np.testing.assert_allclose(x, result["full"], rtol=0, atol=1e-9, err_msg=design)
     np.testing.assert_allclose(result["full"], OPTIMUM, rtol=0, atol=1e-9)
@@ -135,18 +137,17 @@ def test_the_server_has_the_sum_of_what_all_clients_keep(method, watched):
     """Exactly, whoever is drawn, drops out, or is left out by a guard."""
     options = {"guard": True, "faults": fedax.Faults(BAD, sends=np.nan)} if watched else {}
     for design in DESIGNS:
-        with jax.enable_x64(True):
-            run = fedax.simulate(
-                fedax.create(method, lr=0.05),
-                TASK,
-                UNLIKE,
-                rounds=25,
-                evaluate_every=25,
-                work=fedax.Steps(3),
-                participation=replayed(design),
-                **options,
-            )
-            server, kept = (value.tree for value in SUMS[method](run.state, run.memory))
+        run = fedax.simulate(
+            fedax.create(method, lr=0.05),
+            TASK,
+            UNLIKE,
+            rounds=25,
+            evaluate_every=25,
+            work=fedax.Steps(3),
+            participation=replayed(design),
+            **options,
+        )
+        server, kept = (value.tree for value in SUMS[method](run.state, run.memory))
         np.testing.assert_allclose(server, P @ np.asarray(kept), rtol=0, atol=1e-14, err_msg=design)
         assert np.abs(server).max() > 1e-3
         assert not watched or run.history["left_out"][-1] > 0

@@ -11,7 +11,7 @@ import fedax
 from fedax.engine.evaluate import columns
 from fedax.engine.job import make_job
 
-from .. import always
+from .. import mostly_long
 from .bed import federation, limit
 
 D = 8
@@ -126,7 +126,7 @@ CONSTRAINED = itertools.product(CONSTRAINTS, [MVR, MOMENTUM])
 
 
 @pytest.mark.parametrize(
-    "case", always(CONSTRAINED, ("box", MVR), ("non-negative", MOMENTUM), ("simplex", MVR)), ids=str
+    "case", mostly_long(CONSTRAINED, ("box", MVR), ("non-negative", MOMENTUM), ("simplex", MVR)), ids=str
 )
 def test_fedda_with_one_local_step_reaches_the_constrained_optimum(case):
     kind, variant = case

@@ -11,7 +11,7 @@ import fedax
 from tests.references import fedavg_family as fed
 from tests.references import quadratics as quad
 
-from .. import always
+from .. import mostly_long
 from .bed import (
     BED,
     DATA,
@@ -69,6 +69,7 @@ def test_fedavg_and_fedprox_follow_eq_27_to_eq_28(method, hyper):
     far_from_optimum(end)
 
 
+@pytest.mark.usefixtures("float32")
 def test_float32_ends_at_eq_28_too():
     run = fedax.simulate(fedax.create("fedavg", lr=FAST), QUADRATIC, DATA, rounds=200, work=UNEQUAL, params=X0)
     assert run.params.dtype == np.float32
@@ -366,7 +367,7 @@ BETA = (("beta", 0.2),)
 
 @pytest.mark.parametrize(
     "key",
-    always(HETEROGENEITY, ("fedavg", ()), ("fedavg-m-vr", BETA), ("scaffold-m", BETA)),
+    mostly_long(HETEROGENEITY, ("fedavg", ()), ("fedavg-m-vr", BETA), ("scaffold-m", BETA)),
     ids=lambda key: "-".join([key[0], *(str(v) for _, v in key[1])]),
 )
 def test_heterogeneity_with_noise(key):

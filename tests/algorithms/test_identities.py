@@ -13,7 +13,7 @@ from tests.references import fedavg_family as fed
 from tests.references import momentum_family as mom
 from tests.references import quadratics as quad
 
-from .. import LAST_BITS, always
+from .. import mostly_long
 from .bed import (
     BED,
     COHORTS,
@@ -39,7 +39,7 @@ ONE = AnySteps(1)
 NEUTRAL = {"momentum": 0.0, "prox": 0.0, "decay": 1.0}
 
 
-def same(a: np.ndarray, b: np.ndarray, tolerance: float = LAST_BITS) -> None:
+def same(a: np.ndarray, b: np.ndarray, tolerance: float = 1e-10) -> None:
     assert np.isfinite(a).all() and np.abs(a[-1] - a[0]).max() > 0.05  # the run goes somewhere
     np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
 
@@ -129,9 +129,9 @@ def test_tau_eff_is_the_length_of_the_step_and_nothing_else():
 
     norms = [quad.proximal_norm(int(tau), 2 * LR) for tau in BED.tau]
     for name, number in (("default", BED.p @ norms), ("ptau", BED.p @ BED.tau), ("mean", BED.tau.mean())):
-        same(run(name), run(float(number)), 1e-5)
+        same(run(name), run(float(number)))
     once, twice = run(3.0), run(6.0)
-    np.testing.assert_allclose(twice[1] - X0, 2 * (once[1] - X0), rtol=1e-5)
+    np.testing.assert_allclose(twice[1] - X0, 2 * (once[1] - X0), rtol=1e-10)
     differ(once, twice)
 
 
@@ -148,9 +148,9 @@ def test_fedexp_by_hand():
     data = federation(np.ones((2, 1, 1)), np.array([[3.0], [-1.0]]), np.array([0.5, 0.5]))
     options = {"task": SCALAR, "data": data, "x0": np.zeros(1), "work": fedax.Steps(1), "rounds": 2}
     models = path(fedax.create("fedexp", lr=0.1, eps=0.0025, average_last=False), **options)
-    np.testing.assert_allclose(models[:, 0], [0.0, 0.2, 0.2 + 0.08 * 0.0464 / (2 * 0.0089)], rtol=1e-5)
+    np.testing.assert_allclose(models[:, 0], [0.0, 0.2, 0.2 + 0.08 * 0.0464 / (2 * 0.0089)], rtol=1e-10)
     means = path(fedax.create("fedexp", lr=0.1, eps=0.0025), **options)
-    np.testing.assert_allclose(means[1:], (models[1:] + models[:-1]) / 2, rtol=1e-5)
+    np.testing.assert_allclose(means[1:], (models[1:] + models[:-1]) / 2, rtol=1e-10)
 
 
 def test_fedexp_with_cohorts_in_which_it_extrapolates():
@@ -159,7 +159,7 @@ def test_fedexp_with_cohorts_in_which_it_extrapolates():
     rates = fed.fedexp(GRADS, BED.p, BED.tau, fed.trace_cohorts(BED.p, COHORTS), start, ROUNDS, **hyper).state["rates"]
     assert rates.max() > 1.9 and rates.min() == 1
     ours = path(fedax.create("fedexp", **hyper), x0=start, participation=fedax.Trace(COHORTS))
-    np.testing.assert_allclose(ours, reference_path(fed.fedexp, COHORTS, x0=start, **hyper), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(ours, reference_path(fed.fedexp, COHORTS, x0=start, **hyper), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("hyper, alike", [({"eps": 1e-9}, True), ({"eps": 1e9}, False)], ids=["alike", "large eps"])
@@ -308,7 +308,7 @@ SOME_PAIRS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("pair", always(PAIRS, *SOME_PAIRS))
+@pytest.mark.parametrize("pair", mostly_long(PAIRS, *SOME_PAIRS))
 def test_pairs(pair):
     left, right, options = PAIRS[pair]
     runs = [_run(name, tuple(hyper.items()), tuple(options.items())) for name, hyper in (left, right)]
@@ -373,7 +373,7 @@ def test_a_step_of_fedpd_that_is_skipped():
     phases = np.diff(run.history["local_steps"]) // (3 * len(BED.p))
     assert phases.max() > 1 and phases.min() >= 1
     assert (np.diff(run.history["gradients"]) == 3 * len(BED.p) * phases).all()
-    same(path(method, work=EQUAL), reference_path(mom.fedpd, taus=3, lr=LR, alpha=2.0, phases=phases), 2e-5)
+    same(path(method, work=EQUAL), reference_path(mom.fedpd, taus=3, lr=LR, alpha=2.0, phases=phases))
 
 
 # Servers. With equal steps, and a rate that is cut after two rounds.
@@ -427,7 +427,7 @@ def test_delayed_nesterov_by_hand():
         for _ in moves:
             moved, state = server.update(state, step, step, LR)
             found.append(float(moved.tree[0]))
-        np.testing.assert_allclose(found, moves, rtol=1e-6)
+        np.testing.assert_allclose(found, moves, rtol=1e-10)
 
 
 def test_fadas_is_amsgrad_of_optax():
@@ -461,7 +461,7 @@ def test_fadas_makes_shorter_steps_where_an_answer_is_late(hyper, staleness, rat
     method = fedax.create("fadas", server_lr=0.5, beta1=0.0, beta2=0.0, eps=1e-12, **hyper)
     state = method.init(fedax.Vector(np.zeros(2)))
     after = method.server(state, fedax.Vector(np.array([3.0, -0.2])), answers([0.5, 0.5], staleness))
-    np.testing.assert_allclose(after.x.tree, [rate, -rate], rtol=1e-6)
+    np.testing.assert_allclose(after.x.tree, [rate, -rate], rtol=1e-10)
 
 
 def test_fedasync_is_pulled_by_what_an_answer_counts():
@@ -469,7 +469,7 @@ def test_fedasync_is_pulled_by_what_an_answer_counts():
     method = fedax.create("fedasync", mixing=0.6)
     state = method.init(fedax.Vector(np.array([10.0])))
     after = method.server(state, 0.5 * fedax.Vector(np.array([2.0])), answers([0.5], [3]))
-    np.testing.assert_allclose(after.x.tree, [0.7 * 10 + 0.3 * 2], rtol=1e-6)
+    np.testing.assert_allclose(after.x.tree, [0.7 * 10 + 0.3 * 2], rtol=1e-10)
 
 
 def test_fedasync_of_one_client_that_mixes_all_is_its_model():

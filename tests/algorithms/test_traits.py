@@ -10,7 +10,7 @@ from fedax.contract.algorithm import Traits
 from fedax.contract.hyper import choice, hyper, rules
 from fedax.engine.footprint import footprints
 
-from .. import LONG, some
+from .. import FORMS, mostly_long
 from .bed import SCALAR, AnySteps, federation, limit
 from .cases import CASES
 from .test_cohorts import HYPER
@@ -69,7 +69,7 @@ def distances(name: str, tau: object, target: float) -> tuple[float, float]:
     return first / np.ptp(E / H), second / np.ptp(E / H)
 
 
-@pytest.mark.parametrize("name", [*some(METHODS), "ef21", "locodl"] if not LONG else METHODS)
+@pytest.mark.parametrize("name", mostly_long(METHODS, *FORMS, "ef21", "locodl"))
 def test_methods_end_where_they_say(name):
     """With all clients: what is exact, for all steps that are allowed; what drifts, half as far for half the rate."""
     traits = fedax.create(name).traits()

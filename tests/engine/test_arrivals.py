@@ -10,7 +10,7 @@ import fedax
 from fedax.engine.arrivals import LongRun
 from fedax.theory import weighted_optimum
 
-from .. import always
+from .. import mostly_long
 
 N, D = 12, 3
 RNG = np.random.default_rng(2)
@@ -50,7 +50,7 @@ def end(pace, lr, rounds):
 
 
 @pytest.mark.parametrize(
-    "which", always(PACES, "uniform", "uniform, late ones for less", "all under way", "with a grace")
+    "which", mostly_long(PACES, "uniform", "uniform, late ones for less", "all under way", "with a grace")
 )
 def test_a_run_ends_where_it_is_predicted(which):
     pace, lr, rounds = PACES[which], 0.004, 6000

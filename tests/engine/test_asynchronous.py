@@ -17,7 +17,7 @@ from fedax.engine.job import make_job
 from fedax.engine.loop import draw_steps, stage_key
 from fedax.errors import ConfigError
 
-from .. import LONG, always, long
+from .. import in_full, long, mostly_long
 
 N, D, LR, ROUNDS = 6, 3, 0.05, 25
 RNG = np.random.default_rng(0)
@@ -149,12 +149,13 @@ def test_on_a_mesh_each_device_keeps_what_its_clients_sent(name, which, options,
 
 
 @FOUR
-def test_a_run_goes_on_bit_for_bit_on_as_many_devices_and_up_to_rounding_on_others(tmp_path):
+@in_full
+def test_a_run_goes_on_bit_for_bit_on_as_many_devices_and_up_to_rounding_on_others(tmp_path, full):
     """The waiting uploads are in one box in the file, with the device of each."""
     method, pace = fedax.create("fedbuff", lr=LR), PACES["all under way"]
     options = {"work": fedax.RandomSteps(3.0, 2.0, 1, 9), "guard": True}
     whole = run(method, pace, **options, **on(2))
-    for stop, devices in (*([(4, 2)] if LONG else []), (9, 2), (13, 4), (16, 1), (20, 2), (ROUNDS, 2)):
+    for stop, devices in (*([(4, 2)] if full else []), (9, 2), (13, 4), (16, 1), (20, 2), (ROUNDS, 2)):
         kept = fedax.Checkpoints(tmp_path, rounds=1)
         again = run(method, pace, rounds=stop, **options, **on(devices), checkpoint=kept)
         exact = np.testing.assert_array_equal if stop <= 9 else np.testing.assert_allclose
@@ -296,7 +297,9 @@ def test_arrivals_by_client_are_those_of_the_rounds_that_were_run():
     assert run(fedax.create("fedavg", lr=LR), None, rounds=1).arrivals is None
 
 
-@pytest.mark.parametrize("which", always(["a buffer", "idle", "thrown away", "one at a time"], "idle", "one at a time"))
+@pytest.mark.parametrize(
+    "which", mostly_long(["a buffer", "idle", "thrown away", "one at a time"], "idle", "one at a time")
+)
 def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
     """Of a client that starts twice from one version seeds have groups at other steps."""
     name = {"idle": "scaffold", "one at a time": "ringleader"}.get(which, "fedbuff")

@@ -12,7 +12,7 @@ import pytest
 import fedax
 from fedax.federation.census import Census
 from fedax.federation.pace import Schedule
-from tests import LONG, always
+from tests import in_full, mostly_long
 from tests.references import asynchronous as asy
 
 N, D, LR, ROUNDS, SEED = 6, 3, 0.05, 20, 4
@@ -49,7 +49,6 @@ TWO = {
     "two, a grace": (fedax.Async(5, 2, grace=0.9, start="idle"), RANDOM),
 }
 ANYONE = {"anyone": (fedax.Async(6), RANDOM), "anyone, two, a grace": (fedax.Async(5, 2, grace=0.9), FIXED)}
-MORE = EACH if LONG else {}  # of methods whose steps of several answers, as FedBuff's of one, are tried
 ALL = {
     "all": (fedax.Async(6, 6, start="idle"), RANDOM),
     "all, a grace": (fedax.Async(6, 6, grace=99.0, start="idle"), FIXED),
@@ -150,11 +149,13 @@ def test_fedbuff():
     assert [which for which, run in found.items() if run.dropped.any()] == ["thrown away"]
 
 
+@in_full
 @pytest.mark.parametrize("name", ["ca2fl", "area"])
-def test_methods_that_count_by_all_clients_last_answers(name):
+def test_methods_that_count_by_all_clients_last_answers(name, full):
+    """Short: steps of several answers, of which FedBuff's of one are tried."""
     hyper = {"server_lr": 0.8} if name == "ca2fl" else {}
     reference = getattr(asy, name)(SEVERAL, X0, lr=LR, **hyper)
-    found = compare(fedax.create(name, lr=LR, **hyper), reference, MORE | TWO | ALL)
+    found = compare(fedax.create(name, lr=LR, **hyper), reference, (EACH if full else {}) | TWO | ALL)
     twice = [[client for client, *_ in step.heard] for step in found["all"].steps]
     assert any(len({*clients}) < len(clients) for clients in twice)  # in one step
 
@@ -195,10 +196,11 @@ def test_a_median_over_the_answers_of_a_step():
     compare(fedax.create("fedavg", lr=LR), reference, three, aggregate=fedax.CoordinateMedian())
 
 
-def test_ace():
+@in_full
+def test_ace(full):
     """A local step of rate −1 gives the gradient; there are no others."""
     reference = asy.ace(ONE, X0, lr=-1.0, server_lr=-LR, full_start=False)
-    compare(fedax.create("ace", lr=LR), reference, MORE | TWO | ALL, gradients=np.ones(N))
+    compare(fedax.create("ace", lr=LR), reference, (EACH if full else {}) | TWO | ALL, gradients=np.ones(N))
 
 
 @pytest.mark.parametrize(("shorten", "correct"), [("divide", True), ("cap", False)])
@@ -244,7 +246,7 @@ def test_with_exact_gradients_it_ends_at_the_optimum_whatever_the_speeds(name, r
     assert np.abs(other - optimum).max() > 0.1
 
 
-@pytest.mark.parametrize("every", always([1, 3], 3))
+@pytest.mark.parametrize("every", mostly_long([1, 3], 3))
 def test_delayed_nesterov(every):
     hyper = {"lr": LR, "server_lr": 0.7, "every": every}
     method = fedax.create("delayed-nesterov", server_momentum=0.9, spread=0.6, **hyper)

@@ -17,7 +17,7 @@ from fedax.engine import checkpoint, evaluate
 from fedax.engine.job import make_job
 from fedax.errors import CheckpointError, ConfigError, DamagedWarning
 
-from .. import LONG, always
+from .. import in_full, mostly_long
 from .problem import DATA, MEASURED, TASK, UNEQUAL, federation
 
 TEST = federation([11], [1.0], seed=5)
@@ -59,7 +59,7 @@ def identical(one, other):
             np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
-@pytest.mark.parametrize("name", always(CASES, "scaffold", "scaffold-m-vr", "mime"))
+@pytest.mark.parametrize("name", mostly_long(CASES, "scaffold", "scaffold-m-vr", "mime"))
 def test_a_run_goes_on_as_if_it_had_never_stopped(name, tmp_path, compilations):
     whole = run(name)
     with pytest.raises(Killed):
@@ -444,7 +444,8 @@ def test_a_best_model_that_cannot_be_written(tmp_path, monkeypatch):
     assert (tmp_path / "best.safetensors").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
-def test_one_bit_flipped_anywhere_is_noticed(tmp_path):
+@in_full
+def test_one_bit_flipped_anywhere_is_noticed(tmp_path, full):
     """The only checkpoint: there is none before it to go on from."""
     options = {"rounds": 2, "work": fedax.Steps(2), "batch_size": 2}
     run = lambda folder: fedax.simulate(  # noqa: E731
@@ -453,7 +454,7 @@ def test_one_bit_flipped_anywhere_is_noticed(tmp_path):
     run(tmp_path)
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
-    for place in random.Random(0).sample(range(8 * len(content)), 200 if LONG else 50):
+    for place in random.Random(0).sample(range(8 * len(content)), 200 if full else 50):
         changed = bytearray(content)
         changed[place // 8] ^= 1 << place % 8
         path.write_bytes(changed)

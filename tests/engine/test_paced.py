@@ -16,8 +16,7 @@ from fedax.engine.places import site as sites
 from fedax.engine.places.questions import Problem
 from fedax.wire.compressed import Compression
 
-from .. import LONG as RUN_LONG
-from ..flower import LONG
+from .. import long, mostly_long
 from . import here
 from .here import Timed
 from .places import TEST
@@ -103,7 +102,7 @@ CASES: dict[str, tuple[str, fedax.Async, dict[str, Any]]] = {
 SHORT = ("fedbuff", "a grace", "a guard")
 
 
-@pytest.mark.parametrize("name", [name if name in SHORT else pytest.param(name, marks=LONG) for name in CASES])
+@pytest.mark.parametrize("name", mostly_long(CASES, *SHORT))
 def test_the_simulation_of_its_arrivals_has_the_same_numbers(name, tmp_path, monkeypatch, ends):
     method, pace, options = CASES[name]
     method = fedax.create(method, lr=LR)
@@ -154,8 +153,12 @@ class _Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("name", ["compressed", pytest.param("a grace", marks=LONG)])
-def test_a_run_whose_server_and_nodes_are_killed_goes_on(name, tmp_path, monkeypatch, ends):
+@pytest.mark.parametrize(
+    ("name", "kills"),  # at the first message after so many steps
+    [("compressed", (2, 8)), *(pytest.param(name, (0, 2, 5, 8), marks=long) for name in ("compressed", "a grace"))],
+    ids=str,
+)
+def test_a_run_whose_server_and_nodes_are_killed_goes_on(name, kills, tmp_path, monkeypatch, ends):
     """Whatever happened, what was recorded is the whole run; all clients' memory is that of their last answer."""
     method, pace, options = CASES[name]
     method, options = fedax.create(method, lr=LR), options | {"pace": pace, "evaluate_every": 3}
@@ -168,7 +171,7 @@ def test_a_run_whose_server_and_nodes_are_killed_goes_on(name, tmp_path, monkeyp
         begin(self, state, index)
 
     monkeypatch.setattr(paced.Paced, "_begin", noted)
-    for kill in (0, 2, 5, 8) if RUN_LONG else (2, 8):  # at the first message after so many steps
+    for kill in kills:
 
         def spy(number: int, message: Any, answer: Any, kill: int = kill) -> Any:
             steps = [int(path.name[6:15]) for path in tmp_path.glob("round-*")]

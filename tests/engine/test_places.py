@@ -11,15 +11,15 @@ import pytest
 
 from fedax.engine.places import blocks
 
-from .. import FORMS, LONG, always
+from .. import FORMS, long, mostly_long
 from . import places
 
 FILES = (places.NUMBERS / "b42655b.npz", places.NUMBERS / "e76a8a7.npz")
 KNOWN = {name.split(" / ")[0] for path in FILES for name in places.load_numbers(path)}
 METHODS = sorted(KNOWN)
 # The command in places.py compares all methods, in all places and with all cohorts, and takes ten minutes. Here each
-# method runs in two places with FEDAX_LONG=1, as its own reference checks it on the device, and one of each form of
-# exchange in two processes; else each place has one form: one client alone, memory, a warm-up, a listening exchange.
+# method runs in two places, as its own reference checks it on the device, and one of each form of exchange in two
+# processes. All but one form for each place are long: one client alone, memory, a warm-up, a listening exchange.
 
 
 def some_places(method: str) -> tuple[str, str]:
@@ -44,7 +44,7 @@ PAIRS = sorted({*SOME, *((method, place) for method in METHODS for place in some
 
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
-@pytest.mark.parametrize(("method", "place"), always(PAIRS, *SOME, several=True))
+@pytest.mark.parametrize(("method", "place"), mostly_long(PAIRS, *SOME, several=True))
 def test_every_method_off_the_device(method, place, monkeypatch):
     if place in ("file", "streamed"):
         monkeypatch.setattr(blocks, "MOST_BYTES", 1)  # cohorts in blocks of one chunk, evaluation client by client
@@ -55,7 +55,7 @@ def test_every_method_off_the_device(method, place, monkeypatch):
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
 @pytest.mark.parametrize(
     ("method", "place"),  # steps that differ, and that are equal
-    always(
+    mostly_long(
         [(method, f"{where} on 2 devices") for method in ("scaffold", "vrl-sgd") for where in ("host", "streamed")],
         ("scaffold", "streamed on 2 devices"),
         ("vrl-sgd", "host on 2 devices"),
@@ -67,7 +67,7 @@ def test_several_devices_off_the_device(method, place):
     check(name, places.outcome(name))
 
 
-@pytest.mark.skipif(not LONG, reason="set FEDAX_LONG=1; test_processes.py has three of these forms")
+@long  # test_processes.py has three of these forms
 def test_in_two_processes():
     cases = [one_case(method, "2 processes") for method in FORMS]
     results = places.outcomes(cases)

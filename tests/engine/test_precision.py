@@ -14,7 +14,7 @@ from fedax.engine.train import train
 from fedax.errors import CheckpointError, ConfigError, NodeError
 from fedax.wire.wire import Wire
 
-from .. import always, long
+from .. import long, mostly_long
 from .here import Here, sites
 from .places import NODES, TEST
 from .problem import DATA, TASK
@@ -87,7 +87,7 @@ def test_it_holds_for_a_comparison_with_its_tables_and_baselines(noted, tmp_path
 
 @pytest.mark.parametrize(
     ("precision", "word"),
-    always([("float32", "HIGHEST"), ("tensorfloat32", "HIGH")], ("tensorfloat32", "HIGH"), several=True),
+    mostly_long([("float32", "HIGHEST"), ("tensorfloat32", "HIGH")], ("tensorfloat32", "HIGH"), several=True),
 )
 def test_the_compiler_is_told(precision, word, monkeypatch):
     texts, make = [], programs._program

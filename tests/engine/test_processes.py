@@ -1,6 +1,7 @@
 """Several processes that run one job: the same histories, whatever their number; and if one dies the others end."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -20,8 +21,7 @@ import fedax
 from fedax.engine import processes
 from fedax.errors import ConfigError
 
-from .. import LONG as WITH_LONG
-from ..flower import LONG
+from .. import long
 from .problem import DATA
 from .together import histories
 
@@ -31,13 +31,14 @@ MORE = {
     "fedda-mvr": {"method": "fedda-mvr", "median": True, "guard": True},
     "private": {"method": "scaffold", "private": True},
 }
-if WITH_LONG:
-    MORE["guard"] = {"method": "scaffold", "cohort": "uniform", "guard": True}
-    MORE["compressed"] = {"method": "scaffold", "compress": True}
-FOUR = ["scaffold", "guard", "private", "compressed"]
 CASES = {
     "scaffold": {"method": "scaffold", "work": "unequal", "stream": True},
 }
+OTHERS = {
+    "guard": {"method": "scaffold", "cohort": "uniform", "guard": True},
+    "compressed": {"method": "scaffold", "compress": True},
+}
+FOUR = CASES | OTHERS | {"private": MORE["private"]}
 CONFIG = """
 data = {name = "quadratics", clients = 4, dimension = 3}
 run = {rounds = 1_000_000, evaluate_every = 200, seeds = 1}
@@ -70,9 +71,10 @@ def together(number, cases, devices=1):
     return [json.loads(out.splitlines()[-1]) for out, _ in ended]
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return json.loads(json.dumps(histories(CASES | MORE)))
+@functools.cache
+def alone(label):
+    """The history of a case by one process."""
+    return json.loads(json.dumps(histories({label: (CASES | MORE | OTHERS)[label]})))[label]
 
 
 SECRET = MORE["private"] | {"secret": True, "rounds": 2}
@@ -86,9 +88,7 @@ def kept(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, kept):
-    """The histories by number of processes. Case "a" is resumed by one process after two, and then by three; "b" by
-    two after one.
-    """
+    """The histories by number of processes. Case "a" is resumed by one process after two; "b" by two after one."""
     folders = [tmp_path_factory.mktemp(label) for label in "ab"]
     a, b = (MORE["scaffold-m-vr"] | {"checkpoint": str(folder)} for folder in folders)
     secrets = {"memory": SECRET, "folder": SECRET | {"checkpoint": str(kept)}}
@@ -96,24 +96,35 @@ def runs(tmp_path_factory, kept):
     results = {2: together(2, CASES | MORE | secrets | {"a": a | {"rounds": 2}, "b": b}, devices=2)}
     assert sorted(path.name[16:] for path in folders[0].iterdir()) == ["0-of-2.safetensors", "1-of-2.safetensors"]
     assert len(list(folders[1].glob("round-000000004.*-of-2.*"))) == 2
-    results[1] = [json.loads(json.dumps(histories({"a": a | {"rounds": 3 if WITH_LONG else 4}})))]
-    if WITH_LONG:
-        results[3] = together(3, {"scaffold": CASES["scaffold"], "a": a})
-        assert len(list(folders[0].glob("round-000000004.*-of-3.*"))) == 3
-        results[4] = together(4, {label: (CASES | MORE)[label] for label in FOUR})
+    shutil.copytree(folders[0], tmp_path_factory.getbasetemp() / "of two")
+    results[1] = [json.loads(json.dumps(histories({"a": a})))]
     return results
 
 
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory, runs):
+    """As ``runs``, by more processes. Case "a" is resumed by one process after two, and then by three."""
+    folder = tmp_path_factory.getbasetemp() / "of two"
+    a = MORE["scaffold-m-vr"] | {"checkpoint": str(folder)}
+    histories({"a": a | {"rounds": 3}})
+    results = {2: together(2, OTHERS, devices=2), 3: together(3, {"scaffold": CASES["scaffold"], "a": a})}
+    assert len(list(folder.glob("round-000000004.*-of-3.*"))) == 3
+    return results | {4: together(4, FOUR)}
+
+
 @pytest.mark.parametrize(
-    ("number", "labels"),
-    [(2, [*CASES, *MORE]), pytest.param(3, ["scaffold"], marks=LONG), pytest.param(4, FOUR, marks=LONG)],
+    ("number", "labels", "of"),
+    [
+        (2, [*CASES, *MORE], "runs"),
+        *(pytest.param(n, each, "longer", marks=long) for n, each in ((2, OTHERS), (3, CASES), (4, FOUR))),
+    ],
 )
-def test_the_number_of_processes_changes_nothing(number, labels, alone, runs):
+def test_the_number_of_processes_changes_nothing(number, labels, of, request):
     for label in labels:
-        known = dict(alone[label])
+        known = dict(alone(label))
         memory = known.pop("memory")
         owners = {}
-        for each in runs[number]:
+        for each in request.getfixturevalue(of)[number]:
             for column, values in known.items():
                 np.testing.assert_allclose(each[label][column], values, 1e-5, 1e-6, err_msg=f"{label} {column}")
             assert not owners.keys() & each[label]["memory"].keys()
@@ -135,12 +146,14 @@ def test_processes_share_the_secret_of_a_private_run(kept, runs):
     np.testing.assert_allclose(again["params"], one["folder"]["params"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("label", "number"), [("b", 2), ("a", 3) if WITH_LONG else ("a", 1)])
-def test_a_run_goes_on_with_another_number_of_processes(label, number, alone, runs):
-    """Of one, then of two; or of two, then of one, then of three: all read the files of the clients that are theirs."""
-    known = dict(alone["scaffold-m-vr"])
+@pytest.mark.parametrize(
+    ("label", "number", "of"), [("b", 2, "runs"), ("a", 1, "runs"), pytest.param("a", 3, "longer", marks=long)]
+)
+def test_a_run_goes_on_with_another_number_of_processes(label, number, of, request):
+    """Of one, then of two; of two, then of one; or then of three: all read the files of the clients that are theirs."""
+    known = dict(alone("scaffold-m-vr"))
     memory = known.pop("memory")
-    for each in runs[number]:
+    for each in request.getfixturevalue(of)[number]:
         rows = [at in (0, 2, 4) for at in each[label]["round"]]  # rounds 1 and 3 were ends, and have rows
         for column, values in known.items():
             seen = each[label][column] if column in ("params", "times") else np.array(each[label][column])[rows]
@@ -177,7 +190,7 @@ def test_one_that_dies_ends_the_others(tmp_path):
     assert not (tmp_path / "out1").exists()
 
 
-@LONG
+@long
 @pytest.mark.parametrize(("which", "how"), [(0, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGSTOP)])
 def test_of_four_that_lose_one_all_end_in_time(which, how, tmp_path):
     """JAX ends those that it tells before fedax sees it, by SIGABRT: where process 0 is lost, or one only hangs."""
@@ -189,7 +202,7 @@ def test_of_four_that_lose_one_all_end_in_time(which, how, tmp_path):
     assert all("lost the others" in error or "another task died" in error for error in errors)
 
 
-@LONG
+@long
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")
 def test_mpirun_needs_no_addresses(tmp_path):
     config, out = tmp_path / "config.toml", tmp_path / "out"
@@ -228,7 +241,7 @@ def test_an_mpi_that_jax_does_not_know_is_asked_by_mpi4py(there, monkeypatch):
         processes.connect("a:1", 2, 2)
 
 
-@pytest.mark.parametrize("signalled", [[1], pytest.param([0, 1], marks=LONG)])
+@pytest.mark.parametrize("signalled", [[1], pytest.param([0, 1], marks=long)])
 def test_sigterm_to_any_ends_all_with_one_checkpoint(signalled, tmp_path):
     with _under_way(tmp_path, 2) as begin:
         for k in signalled:
@@ -242,7 +255,7 @@ def test_sigterm_to_any_ends_all_with_one_checkpoint(signalled, tmp_path):
     assert "stopped at round" in (tmp_path / "out" / "report.html").read_text()
 
 
-@LONG
+@long
 def test_processes_that_were_given_different_jobs(tmp_path):
     config, at = tmp_path / "config.toml", port()
     config.write_text(CONFIG)

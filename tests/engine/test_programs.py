@@ -12,7 +12,7 @@ import pytest
 import fedax
 from fedax import programs
 
-from .. import always
+from .. import mostly_long
 from .problem import DATA, TASK
 
 MAPS = pathlib.Path("/proc/self/maps")
@@ -50,7 +50,7 @@ def test_a_shape_is_a_program(room, compilations):
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="counts the memory maps of this process, as Linux tells them")
-@pytest.mark.parametrize("memory", always(["host", "device"], "host"))
+@pytest.mark.parametrize("memory", mostly_long(["host", "device"], "host"))
 def test_many_tasks_leave_no_programs_behind(room, memory):
     """Each compiled program has memory maps, and Linux allows a process 65,530."""
 

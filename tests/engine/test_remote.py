@@ -30,7 +30,7 @@ from fedax.engine.places.remote import Remote
 from fedax.engine.places.site import Site
 from fedax.errors import DamagedWarning
 
-from .. import LAST_BITS, LONG, always, long, some
+from .. import LAST_BITS, in_full, long, mostly_long
 from . import here, places
 from .here import Here
 from .methods import Listening, Mime, OneWalks, Server, Warm, WithControl
@@ -158,9 +158,7 @@ class Watcher:
         return {what for secret, what in self.secrets.items() if any(secret in each.tensors for each in self.sent)}
 
 
-@pytest.mark.parametrize(
-    "method", always(some(METHODS), "ce-lsgd", "local-amsgrad", "mime", "scaffold-m-vr", "vrl-sgd")
-)
+@pytest.mark.parametrize("method", mostly_long(METHODS, "ce-lsgd", "local-amsgrad", "mime", "scaffold-m-vr", "vrl-sgd"))
 def test_every_method_at_nodes(method, monkeypatch):
     """The device's numbers come out, and no example, no labels and no memory leave a node."""
     watcher = Watcher(monkeypatch)
@@ -351,7 +349,7 @@ def lying(value: float, number: int = FIRST) -> Spy:
     return spoiled(each(lambda leaf: np.ones_like(leaf) if leaf.dtype == bool else np.full_like(leaf, value)), number)
 
 
-@pytest.mark.parametrize("name", always(["scaffold-m", "mime"], "scaffold-m"))
+@pytest.mark.parametrize("name", mostly_long(["scaffold-m", "mime"], "scaffold-m"))
 def test_with_a_guard_the_server_looks_itself(name):
     work = {"work": fedax.Steps(2)}
     method = fedax.create(name, lr=LR)
@@ -866,7 +864,7 @@ def plain(name: str) -> fedax.Run:
 
 
 @pytest.mark.parametrize("kind", [Twice, Echoing])
-@pytest.mark.parametrize("name", always(KEEPING, "one exchange", "listening", "one walks"))
+@pytest.mark.parametrize("name", mostly_long(KEEPING, "one exchange", "listening", "one walks"))
 def test_messages_that_come_more_than_once(name, kind):
     result = run(KEEPING[name], kind(nodes(KEEPING[name])))
     same(result, plain(name))
@@ -908,7 +906,7 @@ class Killed(Each):
 TWO = [[3, 0, 1], [4, 2]]
 
 
-@pytest.mark.parametrize("name", always(KEEPING, "listening", "one walks"))
+@pytest.mark.parametrize("name", mostly_long(KEEPING, "listening", "one walks"))
 def test_a_run_that_was_killed_goes_on(name, tmp_path):
     """A run is killed at any message; the nodes are restarted, too."""
     method, options = KEEPING[name], {"rounds": 2, "participation": fedax.Uniform(3), "evaluate_every": 2}
@@ -1050,9 +1048,10 @@ def test_memory_that_was_renamed():
         run(KEEPING["one exchange"], at_round(2, do))
 
 
-def test_old_versions_are_removed():
+@in_full
+def test_old_versions_are_removed(full):
     """That of the round under way, those of three states before, and that from which the last exchange began."""
-    for name, most in (*([("one exchange", 4)] if LONG else []), ("listening", 5), ("two, and no memory", 0)):
+    for name, most in (*([("one exchange", 4)] if full else []), ("listening", 5), ("two, and no memory", 0)):
         number = []
 
         def spy(n: int, message: Message, answer: Any, number: list[int] = number) -> Any:

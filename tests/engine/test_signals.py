@@ -14,7 +14,7 @@ import pytest
 import fedax
 from fedax.engine import drive, signals, simulate
 
-from .. import LONG, always
+from .. import in_full, mostly_long
 from .problem import DATA, TASK
 from .test_checkpoint import identical
 
@@ -167,7 +167,8 @@ def test_calls_are_bounded_by_the_pace(whole, monkeypatch):
     assert calls == [1, 19]
 
 
-def test_runs_that_are_killed_or_terminated(tmp_path, monkeypatch):
+@in_full
+def test_runs_that_are_killed_or_terminated(tmp_path, monkeypatch, full):
     """A few of the kills of benchmarks/kills.py."""
     spec = importlib.util.spec_from_file_location("kills", ROOT / "benchmarks" / "kills.py")
     kills = importlib.util.module_from_spec(spec)
@@ -178,7 +179,7 @@ def test_runs_that_are_killed_or_terminated(tmp_path, monkeypatch):
         ("PYTHONPATH", str(ROOT / "src")),
     ):
         monkeypatch.setenv(name, value)
-    assert kills.case("scaffold", 0, 60, 3 if LONG else 1, tmp_path, random.Random(3)) == 0
+    assert kills.case("scaffold", 0, 60, 3 if full else 1, tmp_path, random.Random(3)) == 0
 
 
 BUSY = """
@@ -192,7 +193,9 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes, in which Python handl
 """
 
 
-@pytest.mark.parametrize("which", always([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIGINT, signal.SIGTERM))
+@pytest.mark.parametrize(
+    "which", mostly_long([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIGINT, signal.SIGTERM)
+)
 def test_a_second_signal_ends_the_command_whatever_is_at_work(which):
     process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

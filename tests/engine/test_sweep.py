@@ -16,7 +16,7 @@ import fedax
 from fedax.engine.job import make_job
 from fedax.errors import CheckpointError, ConfigError, DivergedWarning
 
-from .. import LONG, always, long
+from .. import in_full, long, mostly_long
 from .problem import DATA, MEASURED, TASK, UNEQUAL, P, federation, flat
 
 sweep = importlib.import_module("fedax.engine.sweep")
@@ -62,7 +62,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", always(METHODS, "fedavg", "fedadam", "scaffold-m-vr"))
+@pytest.mark.parametrize("name", mostly_long(METHODS, "fedavg", "fedadam", "scaffold-m-vr"))
 def test_every_run_is_that_of_simulate(name):
     sweep = check(lambda lr: fedax.create(name, lr=lr), {"lr": LRS}, seeds=2, **METHODS[name])
     assert sweep.programs == 1
@@ -88,15 +88,16 @@ def test_initial_models_that_differ_by_seed():
     assert sweep.runs[0][0].history["train_loss"][0] != sweep.runs[0][1].history["train_loss"][0]
 
 
-def test_what_differs_in_shape_is_another_program():
+@in_full
+def test_what_differs_in_shape_is_another_program(full):
     def make(lr, steps, momentum):
         return {"algorithm": fedavg(lr, momentum=momentum), "work": fedax.Steps(steps)}
 
-    sweep = check(make, {"lr": LRS, "steps": [1, 2] if LONG else [1], "momentum": [None, 0.9]}, seeds=1)
+    sweep = check(make, {"lr": LRS, "steps": [1, 2] if full else [1], "momentum": [None, 0.9]}, seeds=1)
     number = len(sweep.points) // 2
-    assert sweep.programs == number == (4 if LONG else 2)
+    assert sweep.programs == number == (4 if full else 2)
     assert [p["momentum"] for p in sweep.points] == [None, 0.9] * number
-    assert [p["steps"] for p in sweep.points] == ([1, 1, 2, 2] * 2 if LONG else [1] * 4)
+    assert [p["steps"] for p in sweep.points] == ([1, 1, 2, 2] * 2 if full else [1] * 4)
 
 
 def paced(step=1.0, std=2.0, **pace):
@@ -109,13 +110,14 @@ def paced(step=1.0, std=2.0, **pace):
     }
 
 
-def test_each_point_has_the_timetable_of_its_pace_clock_and_work():
+@in_full
+def test_each_point_has_the_timetable_of_its_pace_clock_and_work(full):
     """Timetables of one shape have one program; another buffer, concurrency or work another one."""
     late = fedax.PolynomialStaleness(2.0)
     points = [{}, {"step": 9.0}, {"std": 0.5}, {"staleness": late}, {"grace": 4.0}, {"buffer": 1}]
-    points += [{"concurrency": 4}] if LONG else []
+    points += [{"concurrency": 4}] if full else []
     swept = check(paced, points, seeds=(3,), rounds=12, work=None)
-    assert swept.programs == (4 if LONG else 3)
+    assert swept.programs == (4 if full else 3)
     last = [[float(runs[0].history[name][-1]) for name in ("time", "staleness", "train_loss")] for runs in swept.runs]
     assert len({*map(tuple, last)}) == len(points)
 
@@ -127,12 +129,13 @@ def test_schedules_steps_and_weights_of_several_points():
     assert check(make, [{"lr": 0.1, "steps": [1, 2, 3, 4, 5]}, {"lr": 0.2, "steps": [5, 4, 3, 2, 1]}]).programs == 1
 
 
-def test_blocks_of_any_width_give_the_same():
+@in_full
+def test_blocks_of_any_width_give_the_same(full):
     """Blocks of one form share a program; of five points at most four at a time go as three and two."""
     lrs = [0.01, 0.02, 0.03, 0.04, 0.05]
     whole = fedax.sweep(fedavg, {"lr": lrs}, TASK, DATA, seeds=3, **OPTIONS)
     assert whole.programs == 1 and len(np.unique(whole.scores())) == 15
-    for width, programs in ((1, 1), (4, 2), *([(5, 1), (12, 1), (100, 1)] if LONG else [])):
+    for width, programs in ((1, 1), (4, 2), *([(5, 1), (12, 1), (100, 1)] if full else [])):
         cut = fedax.sweep(fedavg, {"lr": lrs}, TASK, DATA, seeds=3, width=width, **OPTIONS)
         assert cut.programs == programs
         np.testing.assert_allclose(whole.scores(), cut.scores(), 1e-5)
@@ -339,11 +342,12 @@ def the_same(one, other):
         np.testing.assert_array_equal(flat(mine.params), flat(theirs.params))
 
 
+@in_full
 @pytest.mark.parametrize(("seeds", "width"), [(2, 1), (3, None)])  # 3: blocks are padded
-def test_a_sweep_goes_on_as_if_it_had_never_stopped(seeds, width, tmp_path):
+def test_a_sweep_goes_on_as_if_it_had_never_stopped(seeds, width, tmp_path, full):
     options = {"seeds": seeds, "width": width}
     whole, rows = kept(None, **options)
-    for at in (1, len(rows) // 3, len(rows) // 2 + 1, len(rows)) if LONG else (len(rows) // 2 + 1, len(rows)):
+    for at in (1, len(rows) // 3, len(rows) // 2 + 1, len(rows)) if full else (len(rows) // 2 + 1, len(rows)):
         with pytest.raises(Killed):
             kept(tmp_path, at, **options)
     again, seen = kept(tmp_path, **options)

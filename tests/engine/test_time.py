@@ -11,7 +11,7 @@ from fedax.engine.job import make_job
 from fedax.engine.places import device
 from fedax.engine.timing import RoundTimes
 
-from .. import FORMS, always, long
+from .. import FORMS, long, mostly_long
 from .problem import COHORTS, DATA, SIZES, TASK, TAUS, TRACE, UNEQUAL, federation
 
 STEP = np.array([0.5, 0.125, 2.0, 1.0, 0.25])
@@ -122,7 +122,7 @@ def test_cohorts_and_steps_are_those_of_the_rounds(participation, work):
     np.testing.assert_allclose(found, literal(rounds)[::7], rtol=1e-13)
 
 
-@pytest.mark.parametrize("name", always(fedax.available(), *FORMS, "bvr-l-sgd", "marina", "mb-storm", "scaffnew"))
+@pytest.mark.parametrize("name", mostly_long(fedax.available(), *FORMS, "bvr-l-sgd", "marina", "mb-storm", "scaffnew"))
 def test_of_one_client_time_is_the_sum_of_the_costs(name):
     """One client waits for nobody: all that it computes and sends is on the way of the clock.
 
@@ -348,7 +348,7 @@ def test_a_deadline_is_judged_by_the_draw_of_the_round(tmp_path):
         fedax.simulate(method, TASK, DATA, clock=clock, pace=fedax.Async(2), rounds=2, work=fedax.Deadline(3.0))
 
 
-@pytest.mark.parametrize("anew", always([False, True], True))
+@pytest.mark.parametrize("anew", mostly_long([False, True], True))
 def test_each_seed_of_a_sweep_has_its_own_speeds_and_deadlines(anew):
     clock = fedax.Clock(step=fedax.Lognormal(1.0, 1.0, anew=anew))
     options = {"rounds": 3, "batch_size": 2, "work": fedax.Deadline(2.0), "clock": clock}

@@ -22,7 +22,7 @@ from fedax.errors import ConfigError, ProcessError
 from fedax.experiments import plan, read, tune
 from fedax.experiments.cluster import Crew, Job, Outcome, crew, engines, jobs
 from fedax.experiments.study import carry_out, read_study
-from tests import LONG
+from tests import long
 
 from .. import LAST_BITS
 
@@ -362,7 +362,7 @@ def test_a_scheduler_that_is_not_there(monkeypatch):
 
 
 @dask
-@pytest.mark.skipif(not LONG, reason="FEDAX_LONG is not set: it starts six processes")
+@long
 def test_workers_and_the_submitting_side_are_killed(tmp_path):
     """Three worker processes, two of which die, and a command that dies too and is given again."""
     (tmp_path / "small.toml").write_text(RECIPE)

@@ -14,6 +14,8 @@ import pandas
 import pytest
 import typer
 
+pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
+
 import fedax
 from fedax import cli
 from fedax.cli import status

@@ -56,7 +56,20 @@ def stopped(experiment, folder, at):
         execute(experiment, folder, watch, rounds=1)
 
 
-@pytest.fixture(scope="module", autouse=True, params=[False, True], ids=["one by one", "side by side"])
+def both_ways(test):
+    """A decorator: seeds one by one are another path here. Else they are side by side only."""
+    test.both_ways = True
+    return test
+
+
+def pytest_generate_tests(metafunc):
+    ways = {"one by one": False, "side by side": True}
+    if not hasattr(metafunc.function, "both_ways"):
+        del ways["one by one"]
+    metafunc.parametrize("together", ways.values(), ids=ways, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", autouse=True)
 def together(request):
     """Whether the seeds of a method run side by side, set for any machine."""
     with pytest.MonkeyPatch.context() as patch:
@@ -72,6 +85,7 @@ def whole(together, tmp_path_factory):
     return experiment, folder
 
 
+@both_ways
 def test_what_is_over_stays_and_what_was_under_way_goes_on(whole, together, tmp_path, monkeypatch):
     experiment, expected = whole
     folder = new_folder(tmp_path / "run", "small")
@@ -103,6 +117,7 @@ def test_what_is_over_stays_and_what_was_under_way_goes_on(whole, together, tmp_
     assert not list((folder / "checkpoints").iterdir())
 
 
+@both_ways
 def test_a_run_whose_seeds_have_splits_of_their_own_goes_on(tmp_path, together):
     experiment = build(TABLES | {"run": TABLES["run"] | {"split_seeds": True}})
     expected, folder = (new_folder(tmp_path / name, "small") for name in ("whole", "part"))
@@ -121,6 +136,7 @@ def test_a_run_whose_seeds_have_splits_of_their_own_goes_on(tmp_path, together):
     assert "2 seeds that also redraw the data" in (folder / "report.html").read_text()
 
 
+@both_ways
 def test_the_command_finds_the_run_again(whole, tmp_path, monkeypatch):
     experiment, expected = whole
     monkeypatch.chdir(tmp_path)
@@ -261,6 +277,7 @@ def test_what_is_not_ours_is_not_taken_over(name, here):
     assert (here / name).read_text() == "mine" and len(list(here.iterdir())) == 1
 
 
+@both_ways
 def test_rows_and_models_that_are_lost_are_made_again(whole, tmp_path):
     experiment, expected = whole
     folder = copied(whole, tmp_path / "run")
@@ -291,6 +308,7 @@ def test_rows_and_models_that_are_lost_are_made_again(whole, tmp_path):
         assert (folder / "models" / path.name).read_bytes() == path.read_bytes()
 
 
+@both_ways
 def test_rows_that_are_all_lost(whole, tmp_path):
     folder = copied(whole, tmp_path / "run")
     (folder / "metrics.jsonl").write_text("")
@@ -332,6 +350,7 @@ def test_a_run_of_another_problem_is_refused(whole, tmp_path):
         execute(whole[0], folder)
 
 
+@both_ways
 def test_killed_at_every_row(whole, tmp_path):
     """And after each model that is written: nothing is lost, and nothing comes twice."""
     experiment, expected = whole
@@ -355,6 +374,7 @@ def test_killed_at_every_row(whole, tmp_path):
     assert not list((folder / "checkpoints").iterdir())
 
 
+@both_ways
 @pytest.mark.parametrize("written", range(4))
 def test_killed_between_the_models(written, whole, tmp_path, monkeypatch):
     experiment, expected = whole
@@ -377,6 +397,7 @@ def test_killed_between_the_models(written, whole, tmp_path, monkeypatch):
         assert (folder / "models" / model.name).read_bytes() == model.read_bytes()
 
 
+@both_ways
 def test_seeds_go_on_as_they_were_begun(whole, together, tmp_path, monkeypatch):
     """Side by side or one by one, also where the other way would be taken now; as in folders of earlier versions."""
     experiment, expected = whole
@@ -387,6 +408,7 @@ def test_seeds_go_on_as_they_were_begun(whole, together, tmp_path, monkeypatch):
     assert rows(folder) == rows(expected)
 
 
+@both_ways
 def test_side_by_side_or_one_by_one_the_figures_are_the_same(whole, together, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "worth_lanes", lambda job, seeds: not together)
     record, other = read(whole[1]), execute(whole[0], new_folder(tmp_path / "other", "small"))
@@ -397,6 +419,7 @@ def test_side_by_side_or_one_by_one_the_figures_are_the_same(whole, together, tm
             np.testing.assert_allclose(one.history[column], two.history[column], 1e-5, err_msg=column)
 
 
+@both_ways
 def test_a_sweep_goes_on(tmp_path, together):
     """Killed at every fifth row, and between the methods; finished runs are not repeated."""
     grid = {"methods.*.lr": [0.1, 0.2], "work.steps": [1, 2]}
@@ -439,6 +462,7 @@ def test_a_sweep_goes_on(tmp_path, together):
         tune(dataclasses.replace(column_plan, experiments=experiments), part)
 
 
+@both_ways
 def test_the_command_goes_on_with_a_sweep(here, at_sweep):
     """Ended by a signal; the command that it prints resumes the run."""
     given = ["sweep", "small.toml", "--grid", "methods.*.lr=0.1,0.2"]
@@ -460,6 +484,7 @@ def test_the_command_goes_on_with_a_sweep(here, at_sweep):
     assert over.stdout.partition("The best again")[2] == again.stdout.partition("The best again")[2] != ""
 
 
+@both_ways
 def test_what_a_killed_process_left_goes(whole, tmp_path):
     """Killed while it wrote a model, and after that, before it removed the checkpoints."""
     folder = copied(whole, tmp_path / "run")
@@ -506,6 +531,7 @@ def test_what_is_not_ours_stays_among_the_checkpoints(whole, tmp_path):
     assert mine.read_text() == "mine" and [path.name for path in mine.parents[1].iterdir()] == ["mine"]
 
 
+@both_ways
 @pytest.mark.parametrize(
     ("which", "handler", "code"),
     [
@@ -547,6 +573,7 @@ def full(*arguments, **options):
     raise OSError(28, "No space left on device")
 
 
+@both_ways
 @pytest.mark.parametrize(
     ("module", "name"),
     [(runner, "append_metrics"), (saved, "write_model"), (runner, "finish"), (checkpoint, "write_tensors")],
@@ -562,6 +589,7 @@ def test_a_disk_that_is_full(module, name, whole, here, monkeypatch):
     assert rows(here) == rows(whole[1])
 
 
+@both_ways
 @pytest.mark.parametrize("rounds", [1, 100])
 def test_a_folder_that_is_removed(rounds, here, at):
     """Seen by the next checkpoint, or by the next row."""
@@ -584,6 +612,7 @@ def test_a_folder_that_may_be_read_only(whole, here, monkeypatch):
     assert rows(here) == rows(whole[1])
 
 
+@both_ways
 def test_the_best_model_is_among_the_models(here, at):
     result = command("run", "small.toml", "--out", "run", "--checkpoint-best", "train_los")
     assert result.exit_code == 2 and "checkpoint-best = 'train_los': did you mean 'train_loss'?" in result.stderr

@@ -5,10 +5,10 @@ import pytest
 
 import fedax
 from fedax.federation.pace import Schedule
-from tests import LONG
+from tests import in_full
 from tests.references import queue
 
-N, ANSWERS = 20, 100_000 if LONG else 10_000
+N = 20
 SPEED = np.random.default_rng(0).lognormal(0, 1, N)
 
 
@@ -22,6 +22,7 @@ def tied(number, client):
     return float(1 + (number * 7 + client * 5 + number // 11) % 3)
 
 
+@in_full
 @pytest.mark.parametrize("duration", [drawn, tied])
 @pytest.mark.parametrize(
     ("pace", "server"),
@@ -36,8 +37,8 @@ def tied(number, client):
     ],
     ids=repr,
 )
-def test_times_staleness_and_answers_are_those_of_the_queue(pace, server, duration):
-    steps = ANSWERS // pace.buffer
+def test_times_staleness_and_answers_are_those_of_the_queue(pace, server, duration, full):
+    steps = (100_000 if full else 10_000) // pace.buffer
     schedule = Schedule(pace, N, lambda number, client, group: duration(number, client), server, seed=5)
     schedule.until(steps)
     most = np.inf if pace.max_staleness is None else pace.max_staleness

@@ -21,7 +21,6 @@ from fedax.flower import certificates, link, processes
 from tests.processes import SOON, children, is_running, wait_for
 
 PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
-TWO = {"n0": ["0", "1"], "n1": ["2", "3"]}
 TIMES = ("seconds", TIME, *TRAFFIC)  # the columns in which two equal runs may differ
 
 

@@ -33,7 +33,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedax.engine.places.nodes import Message
 from fedax.flower.connections import Limits, Server
 from fedax.flower.records import unpack
-from tests import LONG
+from tests import in_full
 from tests.flower.attacks import SECRET, Link, attack, refused
 
 MB = 1 << 20
@@ -47,8 +47,9 @@ def link() -> Iterator[Link]:
     made.close()
 
 
-def test_changed_requests_do_not_come_through(link: Link) -> None:
-    number = 3000 if LONG else 1000
+@in_full
+def test_changed_requests_do_not_come_through(link: Link, full: bool) -> None:
+    number = 3000 if full else 1000
     outcomes = attack(link, number, seed=1)
     assert outcomes[200] > number / 60
     assert min(outcomes[400], outcomes[401], outcomes[403], outcomes[404]) > number / 30

@@ -32,12 +32,11 @@ from fedax.engine.places.nodes import heads_of
 from fedax.engine.places.remote import Remote
 from fedax.experiments import read, runner
 from fedax.flower import certificates, records, transport
-from tests import LONG as WITH_LONG
+from tests import long
 from tests.experiments import run_cli
 
 from .. import LAST_BITS
-from . import LONG
-from .federation import PLACES, SOON, TWO, Federation, children, dying, rows_of, same_models, same_rows, wait_for
+from .federation import PLACES, SOON, Federation, children, dying, rows_of, same_models, same_rows, wait_for
 
 CONFIG = """
 data = {name = "digits", clients = 4, partition = "dirichlet", alpha = 0.5}
@@ -86,7 +85,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    made = Federation(tmp_path_factory.mktemp("deployed"), CONFIG, places=PLACES if WITH_LONG else TWO)
+    made = Federation(tmp_path_factory.mktemp("deployed"), CONFIG)
     try:
         made.start_all()
         yield made
@@ -187,7 +186,7 @@ def test_secrets_are_not_shown(federation: Federation, whole: tuple[Path, Seen])
     _is_closed(federation.supernode("n0"))
 
 
-@LONG
+@long
 def test_masked_sums_are_those_of_the_simulation(federation: Federation, only: Callable[[str], None]) -> None:
     """Over three processes: the same numbers, and the nodes' logs show each step of the protocol."""
     out, plain = federation.folder / "secure", federation.folder / "secure-simulated"
@@ -204,7 +203,7 @@ def test_masked_sums_are_those_of_the_simulation(federation: Federation, only: C
     assert kinds["offer"] == kinds["exchange"] == kinds["agree"] == kinds["unmask"] == 3
 
 
-@LONG
+@long
 def test_a_private_run_is_the_simulation_with_the_same_secret(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +224,7 @@ def test_a_private_run_is_the_simulation_with_the_same_secret(
         np.testing.assert_allclose(one.history["train_loss"], other.history["train_loss"], 1e-5, 1e-5)
 
 
-@LONG
+@long
 def test_killed_in_a_round_it_goes_on_bit_for_bit(federation: Federation, whole: tuple[Path, Seen]) -> None:
     reference, before = whole
     out, began = federation.folder / "killed", len(federation.log("n2"))
@@ -248,7 +247,7 @@ def test_killed_in_a_round_it_goes_on_bit_for_bit(federation: Federation, whole:
     assert len({line["run"] for line in lines}) == 2  # one of each method: the resumed one is the same run
 
 
-@LONG
+@long
 def test_killed_between_a_message_and_its_parts_it_goes_on(federation: Federation, whole: tuple[Path, Seen]) -> None:
     """Nodes that wait for the parts give the message up when the run is over, and answer the next one."""
     out = federation.folder / "parts"
@@ -297,7 +296,7 @@ def falls_asleep(federation: Federation, name: str, out: Path) -> Iterator[None]
     assert federation.worker(name) == worker  # what it has compiled stays
 
 
-@LONG
+@long
 def test_without_a_node_that_is_slow(federation: Federation, only: Callable[[str], None]) -> None:
     out = federation.folder / "slow"
     only("fedavg")
@@ -310,7 +309,7 @@ def test_without_a_node_that_is_slow(federation: Federation, only: Callable[[str
     assert last["left_out"] > 0 and last["clients"] < 4 * 4
 
 
-@LONG
+@long
 def test_a_method_for_all_clients_does_not_go_on_without_one(
     federation: Federation, only: Callable[[str], None]
 ) -> None:
@@ -326,7 +325,7 @@ def test_a_method_for_all_clients_does_not_go_on_without_one(
     assert rows_of(out)[-1]["round"] == 1 and rows_of(out)[-1]["clients"] == 4
 
 
-@LONG
+@long
 def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[Path, Seen]) -> None:
     federation.commands["n1"].terminate()
     assert federation.commands["n1"].wait() == 0
@@ -351,7 +350,7 @@ def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[
     wait_for(lambda: children(federation.commands["n1"].pid, "fedax.flower.supernode"))
 
 
-@LONG
+@long
 def test_on_this_machine(tmp_path: Path, federation: Federation, only: Callable[[str], None]) -> None:
     out = tmp_path / "local"
     only("fedavg")
@@ -364,7 +363,7 @@ def test_on_this_machine(tmp_path: Path, federation: Federation, only: Callable[
 ROUNDS = 25
 
 
-@LONG
+@long
 def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
     federation: Federation, only: Callable[[str], None]
 ) -> None:

@@ -45,8 +45,9 @@ from fedax.engine.places.nodes import Failure, Message, packed, unpacked
 from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.flower import app, certificates, client_app, link, processes, records, superlink, supernode, transport
 from fedax.flower import node as nodes
+from tests import long
 
-from . import LONG, echo
+from . import echo
 from .federation import SOON, children, is_running, wait_for
 
 PATH = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])  # of processes; it has the module echo
@@ -273,7 +274,7 @@ def test_a_killed_worker_comes_back(network: Network, carrier: transport.FlowerT
     assert answer_of(carrier, node).head["pid"] != before
 
 
-@LONG
+@long
 def test_a_killed_supernode_comes_back_as_the_same_node(network: Network, carrier: transport.FlowerTransport) -> None:
     node = network.number("n1")
     before = answers(carrier, {node: Message({})})[node].head["pid"]
@@ -304,7 +305,7 @@ def test_a_link_that_comes_back_soon_is_waited_for(network: Network, carrier: tr
     assert sorted(reply.head["name"] for reply in replies.values()) == ["n0", "n1"]
 
 
-@LONG
+@long
 def test_a_link_that_is_killed_and_started_again(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_PATIENCE", 1.0)
     (process,) = children(network.commands["link"].pid, "fedax.flower.superlink")
@@ -428,7 +429,7 @@ def test_a_removed_key_is_no_longer_known(network: Network) -> None:
         wait_for(lambda: len(made.nodes()) == 2)
 
 
-@LONG
+@long
 def test_nothing_is_left_of_a_node_that_was_killed(network: Network) -> None:
     command, node = network.commands["n1"], network.number("n1")
     left = children(command.pid, "fedax.flower.")

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
+
+from tests import long
 from tests.experiments import run_cli
 
-from . import LONG
 from .federation import PLACES, SOON, Federation, assert_replayed, is_running, rows_of, slowed, wait_for
 
 CONFIG = """
@@ -45,7 +47,7 @@ def clients_of(lines: list[str]) -> list[str]:
     return [line.split(",")[1] for line in lines]
 
 
-@LONG
+@long
 def test_it_is_the_simulation_of_its_arrivals(federation: Federation) -> None:
     out = federation.folder / "whole"
     result = run_cli("deploy", *federation.arguments(out))
@@ -56,7 +58,7 @@ def test_it_is_the_simulation_of_its_arrivals(federation: Federation) -> None:
     assert max(row["staleness_max"] for row in rows_of(out)) >= 2
 
 
-@LONG
+@long
 def test_a_node_that_goes_away_comes_back(federation: Federation) -> None:
     """What it was asked is asked again; the others go on meanwhile."""
     out = federation.folder / "away"
@@ -81,7 +83,7 @@ def arrivals(out: Path, method: str) -> int:
     return len(path.read_text().splitlines()) - 1 if path.exists() else 0
 
 
-@LONG
+@long
 @pytest.mark.parametrize("what", ["server", "worker", "SuperLink"])
 def test_killed_it_goes_on(federation: Federation, what: str) -> None:
     out = federation.folder / what

@@ -23,7 +23,7 @@ from fedax.tasks.layers import (
     max_pool,
 )
 
-from .. import always
+from .. import mostly_long
 
 RNG = np.random.default_rng(0)
 
@@ -92,7 +92,7 @@ BY_TILES = [(6, 8, 8, 32, 40), (3, 9, 11, 64, 32), (4, 36, 33, 32, 32), (6, 14, 
 BY_TILES = [(shape, padding) for shape in BY_TILES for padding in ("SAME", "VALID")]
 
 
-@pytest.mark.parametrize("case", always(BY_TILES, BY_TILES[0], BY_TILES[3], BY_TILES[4]), ids=str)
+@pytest.mark.parametrize("case", mostly_long(BY_TILES, BY_TILES[0], BY_TILES[3], BY_TILES[4]), ids=str)
 def test_convolution_by_tiles_and_its_gradients(case):
     # Even and odd sides; blocks of all examples, of one and of some.
     (examples, h, w, i, o), padding = case
@@ -262,7 +262,7 @@ def test_gradients_inside_shard_map(layer):
 DENSE = itertools.product([(6,), (2, 3)], [1, 10, _FEW, _FEW + 1])
 
 
-@pytest.mark.parametrize("shape", always(DENSE, ((6,), 1), ((6,), _FEW + 1), ((2, 3), _FEW)), ids=str)
+@pytest.mark.parametrize("shape", mostly_long(DENSE, ((6,), 1), ((6,), _FEW + 1), ((2, 3), _FEW)), ids=str)
 def test_dense_and_its_derivatives_in_every_mode(shape):
     leading, outputs = shape
     x, weights, offset = 0.2 * normal(*leading, 12), normal(12, outputs), normal(outputs)  # tanh not saturated

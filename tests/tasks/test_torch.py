@@ -3,7 +3,6 @@
 import functools
 import io
 import json
-import os
 import zipfile
 from pathlib import Path
 
@@ -16,8 +15,9 @@ import fedax
 from fedax.errors import ConfigError, DataError
 from fedax.tasks.pytorch import constants, describe, from_description
 
+from .. import long
+
 HERE = Path(__file__).parent / "pt2"
-LONG = bool(os.environ.get("FEDAX_LONG"))
 
 # ---- files: PyTorch is not needed
 
@@ -541,7 +541,7 @@ def test_half_precision(torch):
         fedax.tasks.from_torch(module.half(), x.half())
 
 
-@pytest.mark.skipif(not LONG, reason="FEDAX_LONG is not set: a ResNet-18 of true size takes minutes")
+@long
 def test_resnet18_of_true_size(torch, models):
     torch.manual_seed(0)
     module = models.ResNet18(width=64, groups=32, classes=10)

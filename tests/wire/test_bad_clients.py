@@ -12,7 +12,7 @@ import scipy.stats
 from jax.sharding import Mesh
 
 import fedax
-from tests import LONG, always, long
+from tests import in_full, long, mostly_long
 from tests.engine.methods import Server
 from tests.engine.problem import DATA, LR, TASK, UNEQUAL, X0, P, flat, gradient
 
@@ -65,7 +65,7 @@ def of_the_first_round(participation):
 ALIKE = ("fedavg", "fednova", "scaffold", "fednova-vr", "mime", "feddyn")
 
 
-@pytest.mark.parametrize("name", always(ALIKE, "scaffold", "mime"))
+@pytest.mark.parametrize("name", mostly_long(ALIKE, "scaffold", "mime"))
 def test_what_is_left_out_is_as_if_it_had_not_been_drawn(name):
     """Weights, sums over all clients and memory are those of the cohort without it."""
     hyper = {"work": fedax.Steps(2)} if name in ("mime", "feddyn") else {}
@@ -179,7 +179,7 @@ class BrokenAt(fedax.Algorithm):
         return tuple(exchanges)
 
 
-@pytest.mark.parametrize("where", always(["device", "streamed"], "streamed"))
+@pytest.mark.parametrize("where", mostly_long(["device", "streamed"], "streamed"))
 def test_who_is_left_out_stays_out_of_the_round(where):
     method, options = (
         fedax.create("mime", lr=LR),
@@ -217,7 +217,7 @@ def test_what_is_left_out_late_keeps_what_it_had_before_the_round(where):
     assert np.asarray(kept).tolist() == [[ROUNDS, ROUNDS]] * 4 + [[0, 0]]
 
 
-@pytest.mark.parametrize("where", always(["device", "streamed"], "device"))
+@pytest.mark.parametrize("where", mostly_long(["device", "streamed"], "device"))
 def test_one_client_that_moves_the_model_alone(where):
     """CE-LSGD: the round is lost where it is the bad one, who was heard before."""
     options = {"rounds": 12, "work": fedax.Steps(2), "place": fedax.Place(stream=where == "streamed")}
@@ -239,9 +239,10 @@ def test_a_guard_may_stop_the_run(tmp_path):
     alike(result, run(participation=fedax.Trace([[0, 2], [2, 3], [0]]), evaluate_every=3), columns=())
 
 
-def test_a_run_with_losses_goes_on_bit_by_bit(tmp_path):
+@in_full
+def test_a_run_with_losses_goes_on_bit_by_bit(tmp_path, full):
     options = {"participation": fedax.Dropout(fedax.Uniform(3), 0.4), "guard": True, "faults": NAN}
-    for where in (*([{}] if LONG else []), {"place": fedax.Place(client_memory="host")}):
+    for where in (*([{}] if full else []), {"place": fedax.Place(client_memory="host")}):
         folder = tmp_path / "-".join(["run", *where])
         whole = run("scaffold", rounds=6, **options, **where)
         run("scaffold", rounds=3, checkpoint=folder, **options, **where)

@@ -17,7 +17,7 @@ from fedax.experiments.config.experiment import problem_of
 from fedax.wire.compressed import Compression
 from fedax.wire.privacy import DownloadAndClip
 from fedax.wire.wire import Wire
-from tests import LONG, always
+from tests import in_full, long, mostly_long
 from tests.engine import here
 from tests.engine.problem import DATA, LR, TASK
 
@@ -52,7 +52,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("name", ALL if LONG else SOME)
+@pytest.mark.parametrize("name", mostly_long(ALL, *SOME))
 def test_identity_changes_no_bit(name):
     """Neither up nor down; and its messages are as large as what they stand for."""
     plain, both = run(name), run(name, {"up": fedax.Identity(), "down": fedax.Identity()})
@@ -90,7 +90,8 @@ def test_bytes_are_those_of_the_messages():
     assert down == 4 * 5 * 2 * (4 + 3)  # x and c: a norm, and 6 numbers of 4 bits, each
 
 
-def test_an_array_that_was_sent_in_the_round_is_not_sent_again():
+@in_full
+def test_an_array_that_was_sent_in_the_round_is_not_sent_again(full):
     """Nor read otherwise: the second exchange's message of the same array is the first one's."""
     plain, cast = run("ce-lsgd"), run("ce-lsgd", {"down": fedax.Cast()})
     assert (2 * cast.history["bytes_down"] == plain.history["bytes_down"]).all()
@@ -119,7 +120,7 @@ def test_an_array_that_was_sent_in_the_round_is_not_sent_again():
         def exchanges(self):
             return fedax.Exchange(self.client, self.server), fedax.Exchange(self.again, self.last)
 
-    for place in ({}, {"place": fedax.Place(client_memory="host")}) if LONG else ({},):
+    for place in ({}, {"place": fedax.Place(client_memory="host")}) if full else ({},):
         start = jnp.linspace(-1.0, 1.0, 6)
         options = {"rounds": 2, "params": start, "compress": {"down": fedax.QSGD(1)}} | place
         result = fedax.simulate(Twice(), TASK6, DATA6, **options)
@@ -133,8 +134,8 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("name", ["scaffold", "mime"] if LONG else ["scaffold"])
-@pytest.mark.parametrize("place", always(PLACES, "host", "streamed"))
+@pytest.mark.parametrize("name", mostly_long(["scaffold", "mime"], "scaffold"))
+@pytest.mark.parametrize("place", mostly_long(PLACES, "host", "streamed"))
 def test_places(name, place):
     """The same messages wherever clients' memory and examples are."""
     how = {"up": fedax.ErrorFeedback(fedax.Rotated(fedax.QSGD(3))), "down": fedax.Natural()}
@@ -154,12 +155,14 @@ def test_places(name, place):
         ("fedavg", {"up": fedax.QSGD(4), "down": fedax.QSGD(8)}, {"participation": fedax.Uniform(3)}),
     ]
     + [
-        ("scaffold", {"down": fedax.Cast()}, {}),
-        ("ce-lsgd", {"up": fedax.ErrorFeedback(fedax.Rotated(fedax.Sign())), "down": fedax.Natural()}, {}),
-        ("fedavg", fedax.Natural(), {"guard": True, "faults": fedax.Faults([3], sends=np.nan)}),
-        ("fedavg", fedax.RandomK(0.3), {"aggregate": fedax.CoordinateMedian()}),
-    ]
-    * LONG,
+        pytest.param(*each, marks=long)
+        for each in (
+            ("scaffold", {"down": fedax.Cast()}, {}),
+            ("ce-lsgd", {"up": fedax.ErrorFeedback(fedax.Rotated(fedax.Sign())), "down": fedax.Natural()}, {}),
+            ("fedavg", fedax.Natural(), {"guard": True, "faults": fedax.Faults([3], sends=np.nan)}),
+            ("fedavg", fedax.RandomK(0.3), {"aggregate": fedax.CoordinateMedian()}),
+        )
+    ],
 )
 def test_real_clients(name, how, more):
     """Over nodes it is the simulation to the last bit where one has all clients, and up to order over three."""

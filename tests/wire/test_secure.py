@@ -13,7 +13,7 @@ import fedax
 from fedax.contract.compressors import TopK
 from fedax.wire.secure import FixedPoint, most
 
-from .. import LAST_BITS, LONG
+from .. import LAST_BITS, in_full
 from ..engine.problem import DATA as PROBLEM
 from ..engine.problem import LR, UNEQUAL, flat
 from ..engine.problem import TASK as REGRESSION
@@ -171,14 +171,15 @@ def bits(run: fedax.Run) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((run.params, run.state))]
 
 
+@in_full
 @pytest.mark.parametrize("participation", [fedax.Full(), fedax.Uniform(5)])
-def test_the_same_bits_in_every_place(participation):
+def test_the_same_bits_in_every_place(participation, full):
     """However the cohort is cut: chunks, devices, host memory, examples that are streamed."""
     devices = {"place": fedax.Place(mesh=Mesh(np.array(jax.devices()[:2]), ("clients",)))}
     expected = simulated(participation=participation, place=fedax.Place(chunk_size=4))
     cuts = (
         {"place": fedax.Place(chunk_size=1)},
-        *([{"place": fedax.Place(chunk_size=N)}] if LONG else []),
+        *([{"place": fedax.Place(chunk_size=N)}] if full else []),
         {"place": fedax.Place(stream=True)},
     )
     for more in (devices, *(() if participation == fedax.Full() else cuts)):

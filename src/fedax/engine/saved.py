@@ -243,7 +243,7 @@ def _outputs(params: Tree, batch: Tree, *, task: Task) -> Tree:
 
 
 def save_as(model: Model, path: Path, of: str = "") -> None:
-    """Write a model to a file that says what it is, ``of``, where a folder's reader checks that; ``""``: to any file."""
+    """Write a model to a file that says what it is: ``of``, which readers of its folder check; ``""``: nothing."""
     fixed = pytorch.constants(model.task) if pytorch.is_of(model.task) else {}
     write_model(path, model.params, json.dumps(model._description(), allow_nan=False), fixed, of)
 
