@@ -18,23 +18,56 @@ if not importlib.util.find_spec("torch"):
 if not importlib.util.find_spec("griffe"):
     collect_ignore_glob.append("docs/website/*")
 
-# What pyproject.toml says of these markers, by where it stands; and what stands for it in the default suite.
+# What stands in these places has a marker (pyproject.toml), and what stands for it in the default suite.
 MARKED = {
-    "deploy": ("tests/flower/", "tests/engine/test_secure.py"),
-    "docs": (
-        "docs/", "README.md", "tests/experiments/test_notebook.py", "tests/test_method_pages.py", "tests/test_pages.py",
-        "tests/test_site.py", "tests/test_study_pages.py",
+    "deploy": (
+        "tests/flower/", "tests/engine/test_desks.py", "tests/engine/test_identity.py", "tests/engine/test_paced.py",
+        "tests/engine/test_policy.py", "tests/engine/test_remote.py", "tests/engine/test_secure.py",
+        "tests/engine/test_signals.py",
     ),
-    "study": ("tests/experiments/", "tests/test_choosing.py"),
-    "hostile": ("tests/test_hostile.py", "tests/flower/test_attacks.py"),
-    "cluster": ("tests/engine/test_processes.py", "tests/experiments/test_cluster.py", "tests/flower/test_ray.py"),
+    "docs": (
+        "README.md", "docs/", "src/", "tests/experiments/test_notebook.py", "tests/test_method_pages.py",
+        "tests/test_pages.py", "tests/test_site.py", "tests/test_study_pages.py",
+    ),
+    "study": ("tests/experiments/", "tests/engine/test_held_out.py", "tests/test_choosing.py"),
+    "theory": (
+        "tests/theory/", "tests/privacy/", "tests/references/", "tests/algorithms/test_cohorts.py",
+        "tests/algorithms/test_composite.py", "tests/algorithms/test_fixed_points.py",
+        "tests/algorithms/test_identities.py", "tests/test_conformance.py",
+    ),
+    "tasks": ("tests/tasks/",),
+    "hostile": ("tests/test_hostile.py", "tests/flower/test_attacks.py", "tests/wire/test_bad_clients.py"),
+    "cluster": (
+        "tests/engine/test_memory.py", "tests/engine/test_mesh.py", "tests/engine/test_peak.py",
+        "tests/engine/test_precision.py", "tests/engine/test_processes.py", "tests/experiments/test_cluster.py",
+        "tests/flower/test_ray.py",
+    ),
 }  # fmt: skip
 SMOKE = (
     "README.md",
-    "tests/engine/test_processes.py::test_processes_share_the_secret_of_a_private_run",
+    "tests/algorithms/test_fixed_points.py::test_fednova_ends_at_its_closed_form",
+    "tests/algorithms/test_identities.py::test_pairs",
+    "tests/engine/test_mesh.py::test_a_run_compiles_its_rounds_once_on_a_mesh",
+    "tests/engine/test_precision.py::test_the_compiler_is_told",
+    "tests/engine/test_processes.py::test_a_run_goes_on_with_another_number_of_processes",
+    "tests/engine/test_remote.py::test_every_method_at_nodes",
     "tests/experiments/test_runs.py",
-    "tests/flower/test_deploy.py::test_it_is_the_simulation_of_the_same_data",
+    "tests/flower/test_attacks.py::test_a_node_does_not_answer_for_another",
+    "tests/privacy/test_factorization.py",
+    "tests/tasks/test_losses.py",
+    "tests/test_conformance.py::test_two_of_fedax_s_own_methods_hold_what_is_cheap_to_check",
+    "tests/test_hostile.py::test_changed_files_are_read_or_refused",
+    "tests/test_method_pages.py",
+    "tests/theory/test_predictions.py",
+    "tests/wire/test_bad_clients.py::test_what_is_left_out_is_as_if_it_had_not_been_drawn",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Who names files, and no markers, gets what the whole suite has of them."""
+    marked = any(each.startswith("-m") for each in config.invocation_params.args)
+    if config.args_source is pytest.Config.ArgsSource.ARGS and not marked and not hasattr(config, "workerinput"):
+        config.option.markexpr = "not long"
 
 
 @pytest.hookimpl(tryfirst=True)
