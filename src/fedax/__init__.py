@@ -10,6 +10,6 @@ from fedax._start import cores_as_devices
 
 cores_as_devices()  # before JAX starts
 
-__version__ = "0.9.0"
+__version__ = "0.10.0.dev0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -179,5 +179,7 @@ def _model(folder):
 
 
 if __name__ == "__main__":
+    if "dev" in fedax.__version__:  # files of a version that is under way may still change their form
+        shutil.rmtree(HERE / fedax.__version__, ignore_errors=True)
     write(HERE / fedax.__version__)
     print(sum(path.stat().st_size for path in (HERE / fedax.__version__).rglob("*") if path.is_file()), file=sys.stderr)
