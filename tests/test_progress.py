@@ -161,17 +161,6 @@ def test_it_is_shown_from_now_on_until_it_is_changed(cells):
     assert len(cells) == 2
 
 
-@pytest.mark.parametrize("call", [run, sweep, compare])
-def test_the_former_option_still_works_and_warns(call, cells):
-    with pytest.warns(DeprecationWarning, match=r"^progress=… is deprecated: .*fedax\.show_progress"):
-        call(progress=False)
-    assert not cells
-    call()
-    assert len(cells) == 1
-    with pytest.raises(fedax.ConfigError, match="progress = 'bar': give True, False, or None"):
-        call(progress="bar")
-
-
 def test_of_a_sweep_runs_that_end_early_are_done(monkeypatch):
     updates = []
     monkeypatch.setattr(Progress, "at", lambda self, name, done, figures, line="": updates.append((done, figures)))

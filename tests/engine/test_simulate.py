@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import fedax
-import fedax.metrics as M
 from fedax.engine import job
 from fedax.federation.census import Census
 
@@ -240,44 +239,6 @@ def test_the_rounds_of_a_run_are_compiled_once(compilations):
     """Also where the server's state begins with a Python number, whose type is weak."""
     run(fedax.create("fedavg-m", lr=0.01), rounds=4, evaluate_every=2)
     assert compilations("some_rounds") == 1
-
-
-@pytest.mark.parametrize("former", [{"chunk_size": 2}, {"client_memory": "host", "stream": True}], ids=repr)
-def test_former_options_of_the_place_still_work_and_warn(former):
-    method, options = fedax.create("scaffold", lr=0.05), {"rounds": 3, "work": fedax.Steps(2)}
-    wanted = fedax.simulate(method, TASK, DATA, place=fedax.Place(**former), **options)
-    with pytest.warns(DeprecationWarning, match=rf"^{next(iter(former))}=….* give place=fedax\.Place\("):
-        runs = [fedax.simulate(method, TASK, DATA, **former, **options)]
-    with pytest.warns(DeprecationWarning):
-        runs += fedax.sweep(lambda: method, [{}], TASK, DATA, **former, **options).runs[0]
-    with pytest.warns(DeprecationWarning):
-        runs += fedax.sweep(lambda: {"algorithm": method, **former}, [{}], TASK, DATA, **options).runs[0]
-    for run in runs:
-        np.testing.assert_array_equal(flat(run.params), flat(wanted.params))
-
-
-def test_former_options_of_the_task_still_work_and_warn(compilations):
-    method, params = fedax.create("fedavg", lr=0.05), {"w": np.ones(3, np.float32), "b": np.float32(0.5)}
-    options = {"rounds": 3, "work": fedax.Steps(2), "test": fedax.FederatedData(TEST.examples, [4, 7])}
-    metrics = {"grad_norm": M.GradNorm(), "density": M.Density(0.3), "per_client": M.PerClient()}
-    task = fedax.tasks.partial(TASK.with_metrics(**metrics), "w", params)
-    wanted = fedax.simulate(method, task, DATA, **options)
-    former = {"grad_norm": True, "density": 0.3, "per_client": True, "trainable": "w", "params": params}
-    with pytest.warns(DeprecationWarning) as warned:
-        runs = [fedax.simulate(method, TASK, DATA, **former, **options)]
-        compilations()
-        runs += [fedax.simulate(method, task=TASK, data=DATA, **former, **options)]
-        assert compilations() == 0
-        runs += fedax.sweep(lambda: method, [{}], TASK, DATA, **former, **options).runs[0]
-        runs += fedax.sweep(lambda: {"algorithm": method, **former}, [{}], TASK, DATA, **options).runs[0]
-    texts = [str(each.message) for each in warned]
-    assert len(texts) == 16
-    for name in former.keys() - {"params"}:
-        assert sum(text.startswith(f"{name}=") and "is deprecated: give the task" in text for text in texts) == 4
-    for got in runs:
-        same(got, wanted)
-    with pytest.raises(fedax.ConfigError, match="per_client = 1: give True or False"):
-        fedax.simulate(method, TASK, DATA, per_client=1, **options)
 
 
 def test_other_steps_of_the_clients_compile_nothing(compilations):

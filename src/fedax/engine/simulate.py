@@ -16,7 +16,7 @@ from fedax.engine.evaluate import OneJob, measured, public_columns
 from fedax.engine.history import Run
 from fedax.engine.job import Job, make_job
 from fedax.engine.loop import State, Tally
-from fedax.engine.options import Options, takes_former_options
+from fedax.engine.options import Options
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan, loops
@@ -55,7 +55,6 @@ class _Simulated(Options):
 
 
 @complete
-@takes_former_options
 @takes(_Simulated)
 def simulate(given: _Simulated) -> Run:
     """Train ``task`` on ``data`` with ``algorithm`` for some rounds.

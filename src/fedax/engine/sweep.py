@@ -32,7 +32,7 @@ from fedax.engine.evaluate import model_after, of_model, on_host, rows, with_obj
 from fedax.engine.history import FAILED, Run
 from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.loop import State, Tally
-from fedax.engine.options import CommonOptions, takes_former_options, up_to_date
+from fedax.engine.options import CommonOptions
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, fitting, is_small, loops
 from fedax.engine.simulate import program as alone
@@ -272,7 +272,6 @@ class _Swept(CommonOptions):
 
 
 @complete
-@takes_former_options
 @takes(_Swept, _check_names)
 def sweep(given: _Swept) -> Sweep:
     """Train at every point of a grid with every seed, side by side.
@@ -450,7 +449,7 @@ def _jobs(
         own = dict(made) if isinstance(made, Mapping) else {"algorithm": made}
         if "algorithm" not in own:
             raise ConfigError("make", made, "of a dictionary, 'algorithm' is the method")
-        given = up_to_date({"task": task, "data": data} | options.keywords | own)
+        given = {"task": task, "data": data} | options.keywords | own
         work = given.get("work")
         if by_seed or (isinstance(work, Deadline) and work.speed is None):  # a clock draws other speeds for each seed
             jobs.append([make_job(**given | dict(by_seed.get(seed, {})), seed=seed, shared=there) for seed in seeds])

@@ -23,7 +23,7 @@ from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.declared import takes
 from fedax.engine.job import make_job
-from fedax.engine.options import CommonOptions, takes_former_options
+from fedax.engine.options import CommonOptions
 from fedax.engine.patience import Patience
 from fedax.engine.saved import Model, load_model
 from fedax.errors import ConfigError, complete, unknown
@@ -115,7 +115,6 @@ class _Compared(CommonOptions):
 
 
 @complete
-@takes_former_options
 @takes(_Compared, _check_names)
 def compare(given: _Compared) -> "Comparison":
     """Run several methods on the same problem with the same seeds, and compare them.
