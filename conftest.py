@@ -35,7 +35,7 @@ MARKED = {
         "tests/algorithms/test_composite.py", "tests/algorithms/test_fixed_points.py",
         "tests/algorithms/test_identities.py", "tests/test_conformance.py",
     ),
-    "tasks": ("tests/tasks/",),
+    "tasks": ("tests/tasks/", "tests/engine/test_saved.py", "tests/engine/test_trainable.py"),
     "hostile": ("tests/test_hostile.py", "tests/flower/test_attacks.py", "tests/wire/test_bad_clients.py"),
     "cluster": (
         "tests/engine/test_memory.py", "tests/engine/test_mesh.py", "tests/engine/test_peak.py",
@@ -46,11 +46,10 @@ MARKED = {
 SMOKE = (
     "README.md",
     "tests/algorithms/test_fixed_points.py::test_fednova_ends_at_its_closed_form",
-    "tests/algorithms/test_identities.py::test_pairs",
     "tests/engine/test_mesh.py::test_a_run_compiles_its_rounds_once_on_a_mesh",
     "tests/engine/test_precision.py::test_the_compiler_is_told",
-    "tests/engine/test_processes.py::test_a_run_goes_on_with_another_number_of_processes",
     "tests/engine/test_remote.py::test_every_method_at_nodes",
+    "tests/experiments/test_cluster.py::test_a_study_by_an_executor",
     "tests/experiments/test_runs.py",
     "tests/flower/test_attacks.py::test_a_node_does_not_answer_for_another",
     "tests/privacy/test_factorization.py",
