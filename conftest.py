@@ -65,7 +65,7 @@ SMOKE = (
 def pytest_configure(config: pytest.Config) -> None:
     """Who names files, and no markers, gets what the whole suite has of them."""
     marked = any(each.startswith("-m") for each in config.invocation_params.args)
-    if config.args_source is pytest.Config.ArgsSource.ARGS and not marked and not hasattr(config, "workerinput"):
+    if config.args_source is pytest.Config.ArgsSource.ARGS and not marked:
         config.option.markexpr = "not long"
 
 
