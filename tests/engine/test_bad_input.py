@@ -554,7 +554,10 @@ def clients(*each):
         ),
         (lambda: fedax.FederatedData({"y": Y6}, [3, 3], names=["ann", "ann"]), "names: two clients are called 'ann'"),
         (lambda: fedax.FederatedData({"y": Y6}, [3, 3], names="ab"), "names: 1 for 2 clients; give each"),
-        (lambda: fedax.FederatedData({"y": Y6}, [3, 3], names=["ann", " "]), "names: 2 for 2 clients; give each"),
+        (
+            lambda: fedax.FederatedData({"y": Y6}, [3, 3], names=["ann", " "]),
+            "names: 2 for 2 clients, ' ' among them; give each",
+        ),
         (lambda: fedax.FederatedData.from_clients(X6), "clients: a ndarray; give a list"),
         (
             clients({}, {"z": X6}),

@@ -64,7 +64,7 @@ def lines_of(folder):
     """The results of a study, without what is measured."""
     lines = [json.loads(line) for line in (folder / "results" / "one.jsonl").read_text().splitlines()]
     for line in lines:
-        line.pop("seconds")
+        line.pop("seconds"), line.pop("sha256", None)
         line.get("history", {}).pop("seconds", None)
     return lines
 
