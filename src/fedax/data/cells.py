@@ -225,7 +225,7 @@ def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
             np.full(len(numbers), np.nan),
             missing,
             lambda: _factorized(given, missing),
-            lambda values: [text_of(value) for value in values],
+            lambda values: [text_of(value) for value in np.asarray(values)],
             truth="digits" if bits else "",
         )
     if kind == "M":
@@ -253,55 +253,62 @@ def _factorized(given: Any, missing: np.ndarray) -> tuple[np.ndarray, Any]:
     return pandas.factorize(given.mask(missing) if hasattr(given, "mask") else given)
 
 
-def _of_values(values: list[Any], codes: np.ndarray, name: str, texts: Texts) -> Cells:
+def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> Cells:
     """From the different values of a column, and the index of each cell's value (−1: missing)."""
     n = len(values)
+    texts = [_written(value, name) for value in values]
     numbers, days = np.full(n + 1, np.nan), np.full(n + 1, np.nan)
     missing, words, marks = np.zeros(n + 1, bool), np.zeros(n + 1, bool), np.zeros(n + 1, bool)
     missing[n] = True  # of code −1
     odd = truth_words = False
     truths = True
-    keys: list[str] = []
-    for k, value in enumerate(values):
-        text = _written(value, name)
-        key, whole = text, False
+    for k, text in enumerate(texts):
+        if _PLAIN.fullmatch(text):
+            numbers[k] = value = float(text)
+            truths = truths and value in (0.0, 1.0)
+            continue
+        odd = odd or text != ""
         if text == "":
             missing[k] = True
         elif (said := _TRUTHS.get(text.lower())) is not None:
-            numbers[k], odd, truth_words, whole = said, True, True, True
-            key = text if texts == "written" else str(bool(said))
-        elif text[0] in "+-.0123456789" and text.isascii():
-            numbers[k] = number(value if isinstance(value, int) else text)  # its text may be hexadecimal
-            if np.isnan(numbers[k]):
-                odd = True
-                if _DATE.fullmatch(text) and not np.isnan(day := _day(text)):
-                    days[k], key = day, _date_text(text)
-                else:
-                    words[k], marks[k] = True, text.lower() in _MARKS
-            elif _PLAIN.fullmatch(text):
-                key = (_as_written if texts == "written" else _normal)(text, numbers[k])
-                whole = numbers[k] in (0.0, 1.0)
-                key = str(bool(numbers[k])) if whole and texts == "truth" else key
-            else:
-                odd = True
+            numbers[k], truth_words = said, True
         else:
-            odd = words[k] = True
-            marks[k] = text.lower() in _MARKS
-        truths = truths and (whole or text == "")
-        keys.append(key[:_LONG])
-    found: dict[str, int] = {}
-    of_value = [-1 if missing[k] else found.setdefault(key, len(found)) for k, key in enumerate(keys)]
+            truths = False
+            if text[0] in "+-.0123456789" and text.isascii():
+                numbers[k] = number(values[k] if isinstance(values[k], int) else text)  # which may be hexadecimal
+                days[k] = _day(text) if _DATE.fullmatch(text) else np.nan
+            words[k] = np.isnan(numbers[k]) and np.isnan(days[k])
+            marks[k] = words[k] and text.lower() in _MARKS
+    numbers = np.clip(numbers, -LARGE, LARGE)
+
+    def coded() -> tuple[np.ndarray, list[str]]:
+        found: dict[str, int] = {}
+        keys = [_key(text, number, same)[:_LONG] for text, number in zip(texts, numbers.tolist(), strict=False)]
+        of_value = [found.setdefault(key, len(found)) if key else -1 for key in keys]
+        return np.array([*of_value, -1])[codes], list(found)
+
     return Cells(
         numbers[codes],
         days[codes],
         missing[codes],
-        lambda: (np.array([*of_value, -1])[codes], list(found)),
+        coded,
         lambda different: different,
         int(words[codes].sum()),
         int(marks[codes].sum()),
         odd,
         ("words" if truth_words else "digits") if truths else "",
     )
+
+
+def _key(text: str, value: float, same: Texts) -> str:
+    """The one text of all cells that are the same, of which ``text`` is one, with its number."""
+    if _PLAIN.fullmatch(text):
+        if same == "truth" and value in (0.0, 1.0):
+            return str(bool(value))
+        return (_as_written if same == "written" else _normal)(text, value)
+    if same != "written" and text.lower() in _TRUTHS:
+        return str(bool(value))
+    return _date_text(text) if text[:4].isdecimal() and _DATE.fullmatch(text) else text
 
 
 def _written(value: Any, name: str) -> str:

@@ -392,28 +392,34 @@ class _Numbers(NamedTuple):
     Attributes:
         commas, points: whether a number has decimals after a comma, after a point, for certain.
         unsure: a number such as 1,234.
+        marked: whether there are commas, or several points in a number.
     """
 
     commas: bool
     points: bool
     unsure: str | None
+    marked: bool
 
 
 def _numbers_of(texts: list[str]) -> _Numbers | None:
-    """How the numbers of a column are written, if at least half of its texts are numbers."""
-    texts = [text.strip() for text in texts]
-    marked = [text for text in texts if "," in text or "." in text]
-    commas = [text for text in marked if _COMMA.fullmatch(text)]
-    points = [text for text in marked if _POINT.fullmatch(text)]
-    numbers = len({*commas, *points}) + sum(not np.isnan(number(text)) for text in texts if "," not in text)
-    dots = [text for text in marked if _DOTS.fullmatch(text)]
-    numbers += sum(text.count(".") > 1 for text in dots)
-    if not marked or 2 * numbers < len(texts):
+    """How the numbers of a column are written, if at least half of its texts are numbers with such marks."""
+    commas = [text for text in texts if "," in text]
+    dots = [text for text in texts if text.count(".") > 1]
+    some = texts[:: -(-len(texts) // _SAMPLE) or 1]
+    if 2 * sum(map(_is_number, some)) < len(some) or not (commas or dots or any("." in text for text in texts)):
         return None
+    commas, points = ([text for text in commas if kind.fullmatch(text.strip())] for kind in (_COMMA, _POINT))
     both = {*commas} & {*points}
-    has_commas = len(commas) > len(both) or any(text.count(".") > 1 for text in dots)
-    decimals = any(_DECIMAL.fullmatch(text) and not _DOTS.fullmatch(text) for text in marked)
-    return _Numbers(has_commas, len(points) > len(both) or decimals, next(iter(sorted(both)), None))
+    has_commas = len(commas) > len(both) or any(_DOTS.fullmatch(text.strip()) for text in dots)
+    decimals = any(_DECIMAL.fullmatch(text.strip()) and not _DOTS.fullmatch(text.strip()) for text in texts)
+    return _Numbers(
+        has_commas, len(points) > len(both) or decimals, next(iter(sorted(both)), None), bool(commas or points or dots)
+    )
+
+
+def _is_number(text: str) -> bool:
+    text = text.strip()
+    return any(kind.fullmatch(text) for kind in (_COMMA, _POINT, _DOTS)) or not np.isnan(number(text))
 
 
 def _read_numbers(path: Path, columns: dict[str, Any], exact: set[str], decimal: str | None) -> str:
@@ -451,6 +457,8 @@ def _read_numbers(path: Path, columns: dict[str, Any], exact: set[str], decimal:
         column = columns[name]
         if column.dtype.kind == "f":
             columns[name] = column.where(column % 1 == 0, (column * 1000).round()) if dotted else column
+            continue
+        if not (numbers.marked or dotted):
             continue
         texts = _different(column)
         changed = {text: _with_point(text.strip(), marks, dotted, decimal) for text in texts}

@@ -25,6 +25,7 @@ from fedax.data.cells import (
     as_pandas,
     cells,
     check_range,
+    column_name,
     no_column,
     number,
     same_texts,
@@ -429,6 +430,7 @@ def plan(
     """
     by_client = _by_name(summaries, "facts")
     chosen = kinds_of(columns, drop)
+    label = None if label is None else column_name(label)
     if task not in (None, "classification", "regression"):
         raise ConfigError("task", task, 'give "classification" or "regression"')
     if scale not in (None, "none", "standard"):
@@ -438,9 +440,10 @@ def plan(
         if kind not in KINDS:
             raise ConfigError(f"columns.{name}", kind, f"give one of: {', '.join(KINDS)}")
     names = _same_columns({client: summary.facts for client, summary in by_client.items()}, chosen)
+    to_drop = {*map(column_name, drop)}
     for name in chosen:
         if name not in names:
-            raise no_column("drop" if name in drop else f"columns.{name}", name, names)
+            raise no_column("drop" if name in to_drop else f"columns.{name}", name, names)
     if label is not None and label not in names:
         raise no_column("label", label, names)
     if label in chosen:
@@ -486,8 +489,8 @@ def kinds_of(columns: Mapping[str, str] | None, drop: Sequence[str]) -> dict[str
     """
     if isinstance(drop, str) or not isinstance(drop, Sequence) or not all(isinstance(name, str) for name in drop):
         raise ConfigError("drop", drop, 'give a list of columns, such as ["patient"]')
-    chosen = dict(columns or {})
-    for name in drop:
+    chosen = {column_name(name): kind for name, kind in (columns or {}).items()}
+    for name in map(column_name, drop):
         if chosen.setdefault(name, "drop") != "drop":
             raise ConfigError(f"columns.{name}", chosen[name], "drop names this column too; leave it out of one")
     return chosen

@@ -97,7 +97,7 @@ def from_frames(
     elif label is None:
         raise ConfigError("label", None, "this is missing; name the column to predict")
     else:
-        fitted, target = None, label
+        fitted, target = None, column_name(label)
     for name, table in tables.items():
         if not len(table):
             raise DataError(f"{name}: its table has no rows; leave it out")
@@ -216,7 +216,7 @@ def from_csv(
     def read(path: Path) -> Any:
         frame = read_csv(path, decimal, encoding)
         if how := frame.attrs.pop("written"):
-            written[str(path)] = how
+            written["/".join(path.parts[-2:])] = how
         return frame
 
     frames = _by_client(files, "csv", client, read)
@@ -603,7 +603,7 @@ def _arrow_to_pandas(table: Any, path: Path, columns: Any, size: Sequence[int] |
     names = _class_labels(table.schema.metadata or {}, path)
     with reading(path, "a table"):
         for field in table.schema:
-            if (columns or {}).get(field.name) == "drop":
+            if (columns or {}).get(column_name(field.name)) == "drop":
                 columns_read[field.name] = pandas.Series(np.full(table.num_rows, np.nan))
                 continue
             column = table.column(field.name)
