@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedax import data
-from fedax.data.cells import cells
+from fedax.data import delimited
+from fedax.data.cells import cells, text_of
 from fedax.data.tables import read_table
 from fedax.errors import ConfigError, DataError, DoubtfulWarning
 
@@ -156,6 +157,39 @@ def test_a_label_of_numbers_with_a_word_is_an_error_with_its_row(folder):
     assert len(data.from_csv(place, label="crp", task="classification").transform.classes) == 51
     read = data.from_csv(folder(a="x,crp\n1,NA\n2,b\n", b="x,crp\n1,NA\n2,None\n"), label="crp")
     assert read.transform.classes == ("NA", "None", "b")
+
+
+@pytest.mark.parametrize("quoting", [0, 2])
+def test_many_numbers_with_a_few_words_are_what_they_are_in_small_files(tmp_path, monkeypatch, quoting):
+    monkeypatch.setattr(delimited, "_BLOCK", 5_000)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"v": rng.normal(size=3000).round(5), "code": rng.integers(0, 9000, 3000), "y": [0, 1] * 1500})
+    frame = frame.astype(object)
+    frame.loc[rng.choice(3000, 200, replace=False), "v"] = "NA"
+    frame.loc[rng.choice(3000, 100, replace=False), "v"] = ">89"
+    frame.loc[rng.choice(3000, 100, replace=False), "v"] = None
+    frame.loc[rng.choice(3000, 50, replace=False), "code"] = "007"
+    frame.to_csv(tmp_path / "all.csv", index=False, quoting=quoting)
+    for k in range(6):
+        frame[500 * k : 500 * (k + 1)].to_csv(tmp_path / f"part-{k}.csv", index=False, quoting=quoting)
+    whole = data.from_csv(tmp_path / "all.csv", label="y", columns={"code": "category"})
+    parts = data.from_csv(tmp_path / "part-*.csv", label="y", columns={"code": "category"})
+    assert read_table(tmp_path / "all.csv")["v"].dtype.name == "numbers and words"
+    (v, *_), again = whole.transform.columns, parts.transform.columns[0]
+    assert (v.mean, v.scale) == pytest.approx((again.mean, again.scale)) and v.missing
+    described = {each.name: each for each in whole.overview.columns}
+    gaps = (frame["v"].isna().sum(), frame["v"].isin(["NA", ">89"]).sum())
+    assert (described["v"].missing[0], described["v"].unread[0]) == tuple(gap / 3000 for gap in gaps)
+    assert np.array_equal(parts.transform(read_table(tmp_path / "all.csv"))["x"], parts.examples["x"])
+    tables = [read_table(tmp_path / f"{name}.csv") for name in ("all", "part-0")]
+    joined = data.from_csv([tmp_path / "all.csv", tmp_path / "part-0.csv"], label="code", client="y", task="regression")
+    assert joined.num_examples == sum(map(len, tables))
+    (note,) = [note for note in whole.overview.notes if note.looks == "unread"]
+    assert "'NA'" in note.why and "'>89'" in note.why
+    rows = cells(read_table(tmp_path / "all.csv")["v"], "v", "written")
+    texts = [rows.texts[0][code] if code >= 0 else None for code in rows.codes]
+    assert texts == [None if v is None else text_of(v) if isinstance(v, float) else v for v in frame["v"]]
+    assert (rows.words, rows.marks, rows.odd) == (gaps[1], (frame["v"] == "NA").sum(), True)
 
 
 # ---- how a file is written

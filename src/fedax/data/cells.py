@@ -209,6 +209,8 @@ def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
             codes = np.where(codes == gone[0], -1, codes - (codes > gone[0]))
             used = np.delete(used, gone)
         return _of_values(list(column.cat.categories.take(used)), codes, name, texts)
+    if column.dtype.name == "numbers and words" and texts != "truth":
+        return _with_words(column.array, name, texts)
     kind = getattr(column.dtype, "kind", "O")
     if kind in "iuf":
         numbers = column.to_numpy(np.float64, na_value=np.nan)
@@ -245,6 +247,32 @@ def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
     except TypeError:
         raise DataError(f"column {shown(name)}: it holds lists or tables; give numbers, texts and dates") from None
     return _of_values(list(values), codes, name, texts)
+
+
+def _with_words(column: Any, name: str, texts: Texts) -> Cells:
+    """From a :class:`fedax.data.mixed.NumbersAndWords`."""
+    import pandas
+
+    codes, used = pandas.factorize(column.codes)
+    if (none := np.flatnonzero(used < 0)).size:
+        codes, used = np.where(codes == none[0], -1, codes - (codes > none[0])), np.delete(used, none)
+    words, at = _of_values([column.words[k] for k in used], codes, name, texts), codes >= 0
+    numbers = np.where(at, words.numbers, column.numbers)
+
+    def coded() -> tuple[np.ndarray, list[Any]]:
+        codes, values = pandas.factorize(column.numbers)
+        return np.where(at & ~words.missing, len(values) + words.codes, codes), [*values.tolist(), *words.texts[0]]
+
+    return Cells(
+        np.clip(numbers, -LARGE, LARGE),
+        words.days,
+        np.where(at, words.missing, np.isnan(column.numbers)),
+        coded,
+        lambda values: [value if isinstance(value, str) else text_of(value) for value in values],
+        words.words,
+        words.marks,
+        words.odd,
+    )
 
 
 def _factorized(given: Any, missing: np.ndarray) -> tuple[np.ndarray, Any]:

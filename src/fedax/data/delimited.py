@@ -6,7 +6,7 @@ import gzip
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,30 +67,35 @@ def read_csv(path: Path, decimal: str | None = None, encoding: str | None = None
     scanned = _scan(content, begin, len(names), separator)
     if scanned is None:
         _check_lines(path, content, names, separator)
-        scanned = _Scan(*(np.full(len(names), each) for each in (True, False, False)))
+        scanned = _Scan.of(len(names))
+        scanned.text[:] = True
     exact = {name for name in texts if name in names}
     as_text = exact | {name for name, text in zip(names, scanned.text, strict=True) if text}
-    table = _by_pandas(path, content, separator, names, as_text)
+    words = {name: each for name, each in zip(names, scanned.words, strict=True) if each.rows and name not in as_text}
+    table = _by_pandas(path, content, separator, names, as_text, {name: each.marks for name, each in words.items()})
     if not len(table):
         raise DataError(f"{path}: it has no rows below the names of columns; leave it out")
     columns = {name: table[name] for name in names}
     del table
     again = []  # columns that do not say how their numbers are written
     for name, zeros, long in zip(names, scanned.zeros, scanned.long, strict=True):
-        if name not in as_text and not _kept(columns[name], zeros, long):
+        if name not in as_text and not _kept(columns[name], zeros or name in words, long):
             again.append(name)
     if again:
-        texts_again = _by_pandas(path, content, separator, names, {*again}, again)
+        texts_again = _by_pandas(path, content, separator, names, {*again}, {}, again)
         columns |= {name: texts_again[name] for name in again}
     del content
     vote = _read_numbers(path, columns, exact, decimal)
     import pandas
 
+    from fedax.data.mixed import with_words
+
+    for name in words.keys() - {*again}:
+        columns[name] = with_words(columns[name], np.concatenate(words[name].rows), words[name].texts)
     read = pandas.DataFrame({name: column if name in exact else _stored(column) for name, column in columns.items()})
-    usual = {"separator": ",", "decimal": ".", "encoding": "UTF-8"}
-    said = {"separator": separator, "decimal": vote, "encoding": found}
-    words = {"separator": "separated by {!r}", "decimal": "decimals with {!r}", "encoding": "text in {}"}
-    read.attrs["written"] = ", ".join(words[each].format(said[each]) for each in said if said[each] != usual[each])
+    usual = {"separated by {!r}": ",", "decimals with {!r}": ".", "text in {}": "UTF-8"}
+    ways = zip(usual.items(), (separator, vote, found), strict=True)
+    read.attrs["written"] = ", ".join(way.format(this) for (way, other), this in ways if this != other)
     return read
 
 
@@ -207,13 +212,39 @@ def _fit(rows: Sequence[tuple[list[str], int]]) -> tuple[bool, float, int]:
     return sizes[0] > 1, sizes.count(sizes[0]) / len(sizes), sizes[0]
 
 
+class _Words:
+    """The cells of a column that are no numbers: their rows, in parts; their texts; and how they stand in the file."""
+
+    def __init__(self) -> None:
+        self.rows: list[np.ndarray] = []
+        self.texts: list[str] = []
+        self.marks: set[str] = set()
+
+    def add(self, rows: np.ndarray, cells: Iterable[bytes]) -> bool:
+        """Whether there are few different ones, and none that may be a number in another notation."""
+        texts = [cell.decode().lstrip(" ") for cell in cells]
+        new = {*texts} - self.marks
+        self.rows.append(rows)
+        self.texts += [text.strip() for text in texts]
+        self.marks |= new
+        return len(self.marks) <= _SAMPLE and not any('"' in text or _is_number(text) for text in new)
+
+
 class _Scan(NamedTuple):
     """Of each column: whether it has cells that are no plain numbers, such as 007; whether it has numbers such as 1.50,
-    which do not say how they are written; and whether it has whole numbers with too many digits for float64."""
+    which do not say how they are written; whether it has whole numbers with too many digits for float64; and its words,
+    if most of its cells are numbers."""
 
     text: np.ndarray
     zeros: np.ndarray
     long: np.ndarray
+    words: list[_Words]
+
+    @classmethod
+    def of(cls, width: int) -> "_Scan":
+        """Before a line has been looked at."""
+        text, zeros, long = np.zeros((3, width), bool)
+        return cls(text, zeros, long, [_Words() for _ in range(width)])
 
 
 def _table_of(characters: bytes) -> np.ndarray:
@@ -236,42 +267,43 @@ def _scan(content: bytes, begin: int, width: int, separator: str) -> _Scan | Non
     if width == 1 or lone or content.find(b"\n" + head, begin - 1) >= 0 or len(content) == begin:
         return None
     data, mark = np.frombuffer(content, np.uint8), ord(separator)
-    scan = _Scan(*(np.zeros(width, bool) for _ in range(3)))
+    scan = _Scan.of(width)
+    rows = 0
     while begin < len(data):
         end = content.rfind(b"\n", begin, begin + _BLOCK) + 1
-        if not end or not _scan_block(data[begin:end], mark, scan):
+        if not end or not (here := _scan_block(data[begin:end], mark, scan, rows)):
             return None
-        begin = end
+        begin, rows = end, rows + here
     return scan
 
 
-def _scan_block(block: np.ndarray, separator: int, scan: _Scan) -> bool:
-    """Look at whole lines; whether each has one cell for each column."""
+def _scan_block(block: np.ndarray, separator: int, scan: _Scan, rows: int) -> int:
+    """Look at whole lines after so many rows; how many there are, or 0 if not each has one cell for each column."""
     newline, quote, width = 10, 34, len(scan.text)
     is_newline = block == newline
     ends = np.flatnonzero(is_newline | (block == separator))
     quotes = np.flatnonzero(block == quote)
     if len(quotes):
         if len(quotes) % 2:
-            return False
+            return 0
         opening, closing = quotes[::2], quotes[1::2]
         before, after = block[opening[opening > 0] - 1], block[closing + 1]  # a newline is last
         if not np.isin(before, [separator, newline, quote]).all():
-            return False
+            return 0
         if not np.isin(after, [separator, newline, quote, 13]).all():
-            return False
+            return 0
         ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
     if len(ends) % width or len(ends) // width != np.count_nonzero(is_newline):
-        return False
+        return 0
     ends = ends.astype(np.int32).reshape(-1, width)  # type: ignore[assignment]
     if not is_newline[ends[:, -1]].all():
-        return False
+        return 0
     starts = np.empty_like(ends)
     starts.flat[0], starts.flat[1:] = 0, ends.flat[:-1] + 1
     ends[:, -1] -= block[ends[:, -1] - 1] == 13
     ends = np.maximum(ends, starts)
     if (ends - starts).max() > csv.field_size_limit():
-        return False
+        return 0
     if len(quotes):
         quoted = (block[starts] == quote) & (ends > starts)
         starts, ends = starts + quoted, ends - quoted
@@ -287,20 +319,25 @@ def _scan_block(block: np.ndarray, separator: int, scan: _Scan) -> bool:
     first, second = block[digits], block[np.minimum(digits + 1, len(block) - 1)]
     last, size = block[ends - 1], ends - digits
     point = has(_POINTS)
-    at = np.flatnonzero((block | 32) == ord("e"))  # E, too
-    exponent = has(_EXPONENT) if len(at) else np.zeros_like(point)
-    odd = has(1 - _OF_NUMBERS)
-    odd |= (first == ord("0")) & (size > 1) & (_DIGITS[second] == 1)  # 007
+    letters = np.flatnonzero((block | 32) == ord("e"))  # E, too
+    exponent = has(_EXPONENT) if len(letters) else np.zeros_like(point)
+    words = has(1 - _OF_NUMBERS) & filled
+    scan.text[:] |= 2 * np.count_nonzero(words, axis=0) > len(words)
+    for k in np.flatnonzero(words.any(0) & ~scan.text):
+        at = np.flatnonzero(words[:, k])
+        cells = (block[i:j].tobytes() for i, j in zip(starts[at, k].tolist(), ends[at, k].tolist(), strict=True))
+        scan.text[k] |= not scan.words[k].add(rows + at, cells)
+    odd = (first == ord("0")) & (size > 1) & (_DIGITS[second] == 1) & ~words  # 007
     odd |= negative & (size == 1) & (first == ord("0"))
-    odd |= first == ord("+")
+    odd |= (first == ord("+")) & ~words
     zeros = point & ~exponent & ((last == ord("0")) | (last == ord(".")) | (first == ord(".")))  # 1.50
     scan.text[:] |= (odd & filled).any(0)
     scan.zeros[:] |= (zeros & filled).any(0)
     scan.long[:] |= (filled & ~point & ~exponent & (size > 15)).any(0)
-    if len(at):
-        at = at[~np.isin(block[at + 1], [ord("+"), ord("-")])]  # 12E4 may be a code
-        scan.text[np.searchsorted(ends.ravel(), at) % width] = True
-    return True
+    if len(letters):  # 12E4 may be a code
+        at = np.searchsorted(ends.ravel(), letters[~np.isin(block[letters + 1], [ord("+"), ord("-")])])
+        scan.text[at[~words.ravel()[at]] % width] = True
+    return len(ends)
 
 
 def _check_lines(path: Path, content: bytes, names: Sequence[str], separator: str) -> None:
@@ -354,9 +391,15 @@ def _lines(file: Iterable[str]) -> Iterator[str]:
 
 
 def _by_pandas(
-    path: Path, content: bytes, separator: str, names: list[str], texts: set[str], only: list[str] | None = None
+    path: Path,
+    content: bytes,
+    separator: str,
+    names: list[str],
+    texts: set[str],
+    words: Mapping[str, set[str]],
+    only: list[str] | None = None,
 ) -> Any:
-    """The table; the columns ``texts`` as texts, in which an empty cell is missing."""
+    """The table; the columns ``texts`` as texts, in which an empty cell is missing; the ``words`` of others, too."""
     import pandas
 
     exactly: dict[str, Any] = {} if pandas.__version__ >= "3" else {"float_precision": "round_trip"}
@@ -375,7 +418,7 @@ def _by_pandas(
                 skipinitialspace=True,
                 dtype=dict.fromkeys(texts, str),
                 keep_default_na=False,
-                na_values=[""],
+                na_values={name: ["", *words.get(name, ())] for name in names} if words else [""],
                 **exactly,
             )
     except (ValueError, OSError, OverflowError, MemoryError, Warning) as error:
@@ -499,7 +542,7 @@ def _stored(column: Any) -> Any:
     """A column that takes little memory: each text once, or numbers, where these say how they are written."""
     import pandas
 
-    if column.dtype.kind in "iuf":
+    if column.dtype.kind in "iuf" or column.dtype.name == "numbers and words":
         return column
     column = column if hasattr(column, "cat") else _few_texts(column)
     if hasattr(column, "cat"):

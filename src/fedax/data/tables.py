@@ -534,6 +534,11 @@ def _joined(parts: Sequence[Any]) -> Any:
     if all(isinstance(part.dtype, pandas.CategoricalDtype) for part in parts):
         categories = [part.cat.set_categories(part.cat.categories.astype(object)) for part in parts]
         return pandas.Series(pandas.api.types.union_categoricals(categories))
+    if any(part.dtype.name == "numbers and words" for part in parts):
+        from fedax.data.mixed import NumbersAndWords
+
+        if all(part.dtype.kind in "iuf" or part.dtype.name == "numbers and words" for part in parts):
+            return pandas.concat([pandas.Series(NumbersAndWords.of(part)) for part in parts], ignore_index=True)
     kinds = {part.dtype.kind for part in parts}
     if "f" in kinds and any(part.dtype.kind in "iu" and part.abs().max() >= 2**53 for part in parts):
         parts = [part.astype(object) for part in parts]
