@@ -23,7 +23,7 @@ _NO_TEXT = {  # how files begin that are no text
     b"PAR1": "it is a Parquet file; read it as such",
 }
 _BEGIN = 65_536  # characters of a file that tell what separates its cells; the names of its columns are in them
-_BLOCK = 1 << 22  # bytes that are looked at together
+_BLOCK = 1 << 18  # bytes that are looked at together, so few that they stay in the cache
 _END = "\0"
 _SEPARATORS = (",", ";", "\t", "|")
 _SAMPLE = 1000  # numbers of a column that tell whether their points are decimal; the most that may be categories
@@ -253,8 +253,7 @@ def _table_of(characters: bytes) -> np.ndarray:
     return found
 
 
-_DIGITS, _OF_NUMBERS = _table_of(b"0123456789"), _table_of(b"0123456789.-+eE")
-_POINTS, _EXPONENT = _table_of(b"."), _table_of(b"eE")
+_DIGITS, _STRANGE = _table_of(b"0123456789"), 1 - _table_of(b'0123456789.-+eE\r\n"')  # in a number
 
 
 def _scan(content: bytes, begin: int, width: int, separator: str) -> _Scan | None:
@@ -282,7 +281,7 @@ def _scan_block(block: np.ndarray, separator: int, scan: _Scan, rows: int) -> in
     newline, quote, width = 10, 34, len(scan.text)
     is_newline = block == newline
     ends = np.flatnonzero(is_newline | (block == separator))
-    quotes = np.flatnonzero(block == quote)
+    quotes, inside = np.flatnonzero(block == quote), np.empty(0, np.int64)
     if len(quotes):
         if len(quotes) % 2:
             return 0
@@ -292,10 +291,11 @@ def _scan_block(block: np.ndarray, separator: int, scan: _Scan, rows: int) -> in
             return 0
         if not np.isin(after, [separator, newline, quote, 13]).all():
             return 0
-        ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
+        quoted = np.searchsorted(quotes, ends) % 2 == 1
+        ends, inside = ends[~quoted], ends[quoted]
     if len(ends) % width or len(ends) // width != np.count_nonzero(is_newline):
         return 0
-    ends = ends.astype(np.int32).reshape(-1, width)  # type: ignore[assignment]
+    ends = ends.reshape(-1, width)  # type: ignore[assignment]
     if not is_newline[ends[:, -1]].all():
         return 0
     starts = np.empty_like(ends)
@@ -306,22 +306,29 @@ def _scan_block(block: np.ndarray, separator: int, scan: _Scan, rows: int) -> in
         return 0
     if len(quotes):
         quoted = (block[starts] == quote) & (ends > starts)
+        if len(quotes) != 2 * np.count_nonzero(quoted):  # a quote in a cell
+            return 0
         starts, ends = starts + quoted, ends - quoted
 
-    def has(table: np.ndarray) -> np.ndarray:
-        counts = np.zeros(len(block) + 1, np.int32)
-        np.cumsum(table[block], out=counts[1:])
-        return counts[ends] > counts[starts]
+    flat = ends.ravel()
+
+    def has(characters: np.ndarray) -> np.ndarray:
+        """Which cells have some of these bytes, given by their places."""
+        found = np.zeros(flat.size + 1, bool)  # one more for what follows the last cell
+        found[np.searchsorted(flat, characters, side="right")] = True
+        return found[:-1].reshape(ends.shape)
 
     filled = ends > starts
     negative = block[starts] == ord("-")
     digits = starts + negative
     first, second = block[digits], block[np.minimum(digits + 1, len(block) - 1)]
     last, size = block[ends - 1], ends - digits
-    point = has(_POINTS)
+    point = has(np.flatnonzero(block == ord(".")))
     letters = np.flatnonzero((block | 32) == ord("e"))  # E, too
-    exponent = has(_EXPONENT) if len(letters) else np.zeros_like(point)
-    words = has(1 - _OF_NUMBERS) & filled
+    exponent = has(letters)
+    strange = _STRANGE.copy()
+    strange[separator] = 0
+    words = has(np.flatnonzero(strange[block])) | has(inside)
     scan.text[:] |= 2 * np.count_nonzero(words, axis=0) > len(words)
     for k in np.flatnonzero(words.any(0) & ~scan.text):
         at = np.flatnonzero(words[:, k])
@@ -335,7 +342,7 @@ def _scan_block(block: np.ndarray, separator: int, scan: _Scan, rows: int) -> in
     scan.zeros[:] |= (zeros & filled).any(0)
     scan.long[:] |= (filled & ~point & ~exponent & (size > 15)).any(0)
     if len(letters):  # 12E4 may be a code
-        at = np.searchsorted(ends.ravel(), letters[~np.isin(block[letters + 1], [ord("+"), ord("-")])])
+        at = np.searchsorted(flat, letters[~np.isin(block[letters + 1], [ord("+"), ord("-")])])
         scan.text[at[~words.ravel()[at]] % width] = True
     return len(ends)
 
@@ -474,18 +481,22 @@ def _read_numbers(path: Path, columns: dict[str, Any], exact: set[str], decimal:
     Returns:
         What decimals are written with in this file.
     """
-    found = {}
-    for name, column in columns.items():
-        if name in exact or column.dtype.kind in "iu":
-            continue
-        if column.dtype.kind == "f":
-            values = column.dropna().drop_duplicates()
-            texts = [text_of(value) for value in values[values % 1 != 0][:_SAMPLE]]
-        else:
-            columns[name] = column = _few_texts(column)
-            texts = _different(column)
+    found: dict[str, _Numbers] = {}
+
+    def look(name: str, texts: list[str]) -> None:
         if (numbers := _numbers_of(texts)) is not None:
             found[name] = numbers
+
+    for name, column in columns.items():
+        if name not in exact and column.dtype.kind not in "iuf":
+            columns[name] = _few_texts(column)
+            look(name, _different(columns[name]))
+    if decimal != "," and not any(each.marked for each in found.values()):
+        return decimal or "."
+    for name, column in columns.items():
+        if name not in exact and column.dtype.kind == "f":
+            values = column.dropna().drop_duplicates()
+            look(name, [text_of(value) for value in values[values % 1 != 0][:_SAMPLE]])
     votes = {"," for each in found.values() if each.commas} | {"." for each in found.values() if each.points}
     vote = decimal or (votes.pop() if len(votes) == 1 else None)
     for name, numbers in found.items():
