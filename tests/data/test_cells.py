@@ -81,6 +81,17 @@ def test_long_ids_with_gaps_stay_apart(folder):
     assert {*data.from_csv(place, label="y", client="user").names} == {str(first), str(first + 1), "1.5"}
 
 
+def test_long_ids_in_parquet_with_gaps_stay_apart(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    first = 1582218195625938945
+    table = pa.table({"user": [first, first + 1, None, first], "x": [1, 2, 3, 4], "y": ["a", "b", "a", "b"]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    read = data.from_parquet(tmp_path, label="y", columns={"user": "category"})
+    assert read.transform.columns[0].categories == (str(first), str(first + 1)) and read.transform.columns[0].missing
+
+
 def test_truth_values_and_0_and_1_are_one_where_all_sites_have_them(folder):
     place = folder(a="x,y\n1,True\n2,FALSE\n3,true\n", b="x,y\n1,1\n2,0\n3,1\n")
     read = data.from_csv(place, label="y")
@@ -236,6 +247,7 @@ def test_what_can_be_read_in_two_ways_is_asked_for(folder):
         assert read.examples["x"][0, 0] == pytest.approx(first)
     place = folder(a="cost;lab;y\n1,234;1,5;0\n2,345;2,5;1\n")  # another column tells
     assert data.from_csv(place, label="y", scale="none").examples["x"][0].tolist() == pytest.approx([1.234, 1.5])
+    assert data.from_csv(folder(a="cost;x;y\n1,234;1;0\n2,345;2;1\n"), label="y", drop=["cost"]).num_examples == 2
     place = folder(a='who;y\n"Smith, 3,5";0\n"1,2 and 3";1\n')  # no numbers
     assert data.from_csv(place, label="y", columns={"who": "category"}).num_examples == 2
 
@@ -275,6 +287,8 @@ def test_endings_in_upper_case_packed_files_and_hidden_ones(folder):
 def test_names_in_both_forms_of_unicode_are_one(folder):
     place = folder(a="Größe,y\n1,0\n2,1\n", b="Gro\u0308ße,y\n1,0\n2,1\n")
     assert data.from_csv(place, label="y").transform.features == ("Größe",)
+    place = folder(a="0,1\n0.5,0\n0.7,1\n", b="0,1\n0.5,0\n0.7,1\n")  # a configuration reads 1 as a number
+    assert data.from_csv(place, label=1).transform.label.name == "1"
     frame = pd.DataFrame({"Gro\u0308ße": [1, 2], "x": [1, 3], "y": ["a", "b"]})
     assert data.from_frames({"a": frame}, label="y", drop=["Größe"]).transform.features == ("x",)
     assert data.from_frames({"a": frame}, label="y", drop=["Gro\u0308ße"]).transform.features == ("x",)

@@ -53,10 +53,10 @@ def as_pandas(frame: Any) -> Any:
     import pandas
 
     if type(frame).__module__.partition(".")[0] == "polars" and hasattr(frame, "to_dict"):
-        frame = pandas.DataFrame({name: column.to_numpy() for name, column in frame.to_dict().items()})
+        frame = pandas.DataFrame({name: _of_polars(column) for name, column in frame.to_dict().items()})
     if not isinstance(frame, pandas.DataFrame):
         raise DataError(f"table: a {type(frame).__name__}; give a DataFrame of pandas or Polars")
-    names = [column_name(str(name)) for name in frame.columns]
+    names = [column_name(name) for name in frame.columns]
     if frame.columns.nlevels > 1 or len({*names}) < len(names):
         raise DataError("table: two columns have the same name; rename one")
     if len(frame.columns) > WIDE:
@@ -64,9 +64,17 @@ def as_pandas(frame: Any) -> Any:
     return frame if list(frame.columns) == names else frame.set_axis(names, axis=1)
 
 
-def column_name(name: str) -> str:
-    """A name with each letter as one character: ö may also be written as o and dots."""
-    return unicodedata.normalize("NFC", name)
+def _of_polars(column: Any) -> Any:
+    """The cells of a column; whole numbers with gaps are not rounded to floats."""
+    import pandas
+
+    whole_with_gaps = str(column.dtype).startswith(("Int", "UInt")) and column.null_count()
+    return pandas.Series(column.to_list(), dtype=object) if whole_with_gaps else column.to_numpy()
+
+
+def column_name(name: Any) -> str:
+    """A name as text, with each letter as one character: ö may also be written as o and dots."""
+    return unicodedata.normalize("NFC", str(name))
 
 
 def series(frame: Any, name: str, field: str = "column") -> Any:

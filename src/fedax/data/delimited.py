@@ -69,7 +69,7 @@ def read_csv(path: Path, decimal: str | None = None, encoding: str | None = None
         _check_lines(path, content, names, separator)
         scanned = _Scan.of(len(names))
         scanned.text[:] = True
-    exact = {name for name in texts if name in names}
+    exact = {*map(column_name, texts)} & {*names}
     as_text = exact | {name for name, text in zip(names, scanned.text, strict=True) if text}
     words = {name: each for name, each in zip(names, scanned.words, strict=True) if each.rows and name not in as_text}
     table = _by_pandas(path, content, separator, names, as_text, {name: each.marks for name, each in words.items()})

@@ -106,10 +106,10 @@ def from_frames(
     if fitted is None:
         first = {name: _naming_client(name, summarize, table) for name, table in tables.items()}
         try:
-            column_plan = plan(first, label, columns, task, scale, max_categories, drop)
+            column_plan = plan(first, target, columns, task, scale, max_categories, drop)
         except UnreadLabel as error:
-            given = series(tables[error.client], str(label))
-            row = int(np.flatnonzero(np.isnan(cells(given, str(label)).numbers))[0])
+            given = series(tables[error.client], str(target))
+            row = int(np.flatnonzero(np.isnan(cells(given, str(target)).numbers))[0])
             raise DataError(f"{error}; row {row} is {shown(given.iloc[row])}") from None
         second = {name: _naming_client(name, summarize, table, column_plan) for name, table in tables.items()}
         fitted, columns_seen = fit(column_plan, second), overview(column_plan, first, second)
@@ -212,9 +212,10 @@ def from_csv(
         >>> folder.cleanup()
     """
     written: dict[str, str] = {}
+    dropped = [name for name, kind in kinds_of(columns, drop).items() if kind == "drop"]
 
     def read(path: Path) -> Any:
-        frame = read_csv(path, decimal, encoding)
+        frame = read_csv(path, decimal, encoding, dropped)
         if how := frame.attrs.pop("written"):
             written["/".join(path.parts[-2:])] = how
         return frame
@@ -243,7 +244,7 @@ def read_table(
     if path.suffix.lower() == ".parquet":
         table = _arrow_to_pandas(_read_parquet(path), path, kinds_of(None, drop), None)
     else:
-        table = read_csv(path, decimal, encoding, texts)
+        table = read_csv(path, decimal, encoding, [*texts, *drop])
     return table.drop(columns=[series(table, name, "drop").name for name in drop])
 
 
@@ -634,11 +635,22 @@ def _arrow_to_pandas(table: Any, path: Path, columns: Any, size: Sequence[int] |
                 values_read = pandas.Categorical.from_codes(numbers, categories=names[field.name])
                 columns_read[field.name] = pandas.Series(values_read)
             else:
-                values = column.to_pandas()
-                columns_read[field.name] = values.astype(object) if hasattr(values.dtype, "categories") else values
+                columns_read[field.name] = _cells_of_arrow(column)
     if not columns_read or not table.num_rows:
         raise DataError(f"{path}: it has no rows, or no columns; leave it out")
     return pandas.DataFrame(columns_read)
+
+
+def _cells_of_arrow(column: Any) -> Any:
+    """The cells of a column; whole numbers with gaps are not rounded to floats."""
+    import pandas
+    from pyarrow import types
+
+    if types.is_integer(column.type) and column.null_count:
+        gaps = column.is_null().to_numpy()
+        return pandas.Series(pandas.arrays.IntegerArray(column.fill_null(0).to_numpy(), gaps))
+    values = column.to_pandas()
+    return values.astype(object) if hasattr(values.dtype, "categories") else values
 
 
 def _plain_kind(kind: Any) -> str | None:
