@@ -72,7 +72,7 @@ class NumbersAndWords(extensions.ExtensionArray):
     def __getitem__(self, item: Any) -> Any:
         item = indexers.check_array_indexer(self, item)
         if np.ndim(item) == 0 and not isinstance(item, slice):
-            return self.words[self.codes[item]] if self.codes[item] >= 0 else self.numbers[item]
+            return self.words[self.codes[item]] if self.codes[item] >= 0 else float(self.numbers[item])
         return NumbersAndWords(self.numbers[item], self.codes[item], self.words)
 
     def __eq__(self, other: object) -> Any:

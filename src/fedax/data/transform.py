@@ -240,7 +240,7 @@ class Label(Strict):
 
     Example:
         >>> Label("ill", ("no", "yes"))
-        Label(name='ill', classes=('no', 'yes'))
+        Label(name='ill', classes=('no', 'yes'), texts='numeric')
     """
 
     name: str
