@@ -261,6 +261,8 @@ def test_what_can_be_read_in_two_ways_is_asked_for(folder):
         ("gro\u0308ße,ill\n50,0\n60,1\n", ("größe",), ""),
         ("height, cm\tweight, kg\till\n1\t2\t0\n3\t4\t1\n", ("height, cm", "weight, kg"), "separated by '\\t'"),
         ("a|b|ill\n1|2|0\n3|4|1\n", ("a", "b"), "separated by '|'"),
+        ("crp, mg;cost, eur;ill\n1,5;2,5;0\n3,5;4,5;1\n", ("crp, mg", "cost, eur"),
+         "separated by ';', decimals with ','"),
         ('"a;b";"c;d";ill\n1;2;0\n3;4;1\n', ("a;b", "c;d"), "separated by ';'"),
         ('"age\n(years)",ill\n50,0\n60,1\n40,0\n', ("age (years)",), ""),
         ("a,b,ill\r\n1,2,0\r\n3,4,1\r\n", ("a", "b"), ""),

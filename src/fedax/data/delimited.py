@@ -25,7 +25,7 @@ _NO_TEXT = {  # how files begin that are no text
 _BEGIN = 65_536  # characters of a file that tell what separates its cells; the names of its columns are in them
 _BLOCK = 1 << 18  # bytes that are looked at together, so few that they stay in the cache
 _END = "\0"
-_SEPARATORS = (",", ";", "\t", "|")
+_SEPARATORS = ("\t", ";", "|", ",")  # of two that fit, the first: commas may be decimal
 _SAMPLE = 1000  # numbers of a column that tell whether their points are decimal; the most that may be categories
 
 _COMMA = re.compile(r"[+-]?(?:\d+|[1-9]\d{0,2}(?:\.\d{3})+),\d+")  # 1,5 and 1.234,5
@@ -173,12 +173,13 @@ def _header(path: Path, content: bytes) -> tuple[list[str], str, int]:
         start = start[:_BEGIN]
         start = start[: start.rfind("\n") + 1] or start
     first = len(start) - len(start.lstrip("\r\n"))
-    lines = start[first:].splitlines(keepends=True)
+    lines = io.StringIO(start[first:], newline="").readlines()
     try:
         parsed = {each: _rows(lines, each) for each in _SEPARATORS}
     except csv.Error as error:
         raise DataError(f"{path}: its first line is not that of a CSV file ({error})") from None
-    separator = max(_SEPARATORS, key=lambda each: _fit(parsed[each]))
+    fits = {each: _fit(rows) for each, rows in parsed.items()}
+    separator = max(_SEPARATORS, key=lambda each: fits[each]) if any(fits.values()) else ","
     (row, end), *_ = parsed[separator] or [([""], 0)]
     if not whole and (end >= len(lines) or "\n" not in start):
         raise DataError(f"{path}: its first line is too long for the names of columns; is it a CSV file?")
@@ -206,10 +207,10 @@ def _rows(lines: Sequence[str], separator: str) -> list[tuple[list[str], int]]:
     return rows
 
 
-def _fit(rows: Sequence[tuple[list[str], int]]) -> tuple[bool, float, int]:
-    """How well a separator fits the first rows: several cells, as many in each row, many."""
+def _fit(rows: Sequence[tuple[list[str], int]]) -> float:
+    """How well a separator fits: the share of the first rows with as many cells as names, if there are several."""
     sizes = [len(row) for row, _ in rows] or [0]
-    return sizes[0] > 1, sizes.count(sizes[0]) / len(sizes), sizes[0]
+    return sizes.count(sizes[0]) / len(sizes) if sizes[0] > 1 else 0.0
 
 
 class _Words:
