@@ -34,7 +34,13 @@ _DOTS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+")  # 1.234, a number below 2 
 _DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 
 
-def read_csv(path: Path, decimal: str | None = None, encoding: str | None = None, texts: Sequence[str] = ()) -> Any:
+def read_csv(
+    path: Path,
+    decimal: str | None = None,
+    encoding: str | None = None,
+    texts: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> Any:
     """A CSV file as a table of pandas, with the names of its first line.
 
     A column is stored as its texts, each of them once; or as numbers, where there are more than 1000 of them (so that
@@ -44,6 +50,7 @@ def read_csv(path: Path, decimal: str | None = None, encoding: str | None = None
         path: the file, which gzip may have packed.
         decimal, encoding: as of :func:`fedax.data.from_csv`.
         texts: columns whose cells stay as they are written, such as 007.
+        drop: columns that will be dropped, in which no number has to be understood.
 
     Returns:
         The table; its ``attrs["written"]`` says how the file is written, where that is not the usual way.
@@ -85,7 +92,7 @@ def read_csv(path: Path, decimal: str | None = None, encoding: str | None = None
         texts_again = _by_pandas(path, content, separator, names, {*again}, {}, again)
         columns |= {name: texts_again[name] for name in again}
     del content
-    vote = _read_numbers(path, columns, exact, decimal)
+    vote = _read_numbers(path, columns, exact.union(map(column_name, drop)), decimal)
     import pandas
 
     from fedax.data.mixed import with_words
@@ -473,8 +480,8 @@ def _is_number(text: str) -> bool:
     return any(kind.fullmatch(text) for kind in (_COMMA, _POINT, _DOTS)) or not np.isnan(number(text))
 
 
-def _read_numbers(path: Path, columns: dict[str, Any], exact: set[str], decimal: str | None) -> str:
-    """Write the numbers of all columns with a decimal point and without marks of thousands.
+def _read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: str | None) -> str:
+    """Write the numbers of all columns ``but`` some with a decimal point and without marks of thousands.
 
     A number such as 1,5 or 1.234,5 tells what its marks are, one such as 1,234 does not: others of its column do, then
     those of the file, then the option.
@@ -489,13 +496,13 @@ def _read_numbers(path: Path, columns: dict[str, Any], exact: set[str], decimal:
             found[name] = numbers
 
     for name, column in columns.items():
-        if name not in exact and column.dtype.kind not in "iuf":
+        if name not in but and column.dtype.kind not in "iuf":
             columns[name] = _few_texts(column)
             look(name, _different(columns[name]))
     if decimal != "," and not any(each.marked for each in found.values()):
         return decimal or "."
     for name, column in columns.items():
-        if name not in exact and column.dtype.kind == "f":
+        if name not in but and column.dtype.kind == "f":
             values = column.dropna().drop_duplicates()
             look(name, [text_of(value) for value in values[values % 1 != 0][:_SAMPLE]])
     votes = {"," for each in found.values() if each.commas} | {"." for each in found.values() if each.points}

@@ -215,7 +215,7 @@ def from_csv(
     dropped = [name for name, kind in kinds_of(columns, drop).items() if kind == "drop"]
 
     def read(path: Path) -> Any:
-        frame = read_csv(path, decimal, encoding, dropped)
+        frame = read_csv(path, decimal, encoding, drop=dropped)
         if how := frame.attrs.pop("written"):
             written["/".join(path.parts[-2:])] = how
         return frame
@@ -244,7 +244,7 @@ def read_table(
     if path.suffix.lower() == ".parquet":
         table = _arrow_to_pandas(_read_parquet(path), path, kinds_of(None, drop), None)
     else:
-        table = read_csv(path, decimal, encoding, [*texts, *drop])
+        table = read_csv(path, decimal, encoding, texts, drop)
     return table.drop(columns=[series(table, name, "drop").name for name in drop])
 
 
