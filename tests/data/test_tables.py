@@ -79,8 +79,10 @@ def test_decimal_commas_and_other_encodings(files):
     federated = data.from_csv("hospitals/a.csv", label="y", decimal=",", encoding="latin-1", task="regression")
     assert federated.transform.features[0] == "größe" and federated.examples["y"][:4].tolist() == [0.5, 1.5, 2.0, 1.25]
     assert federated.transform.columns[0].mean == pytest.approx((1.5 + 2.5 + 3 + 80) / 23)
+    found = data.from_csv("hospitals/a.csv", label="y", task="regression")
+    assert found.transform == federated.transform and np.array_equal(found.examples["x"], federated.examples["x"])
     with pytest.raises(DataError, match=r"a.csv: not text in utf-8 .*encoding='latin-1'"):
-        data.from_csv("hospitals/a.csv", label="y")
+        data.from_csv("hospitals/a.csv", label="y", encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -444,21 +446,20 @@ def damaged(at=None, line="", rows=ROWS, head="age,crp,ward,ill"):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (damaged(4, "24,1e39,A,no"), r"a: column 'crp' has 1 number beyond float32 .*row 4 is 1e\+39; correct it"),
-        (damaged(4, "24,-1e300,A,no"), r"row 4 is -1e\+300"),
+        (damaged(4, "24,1e39,A,no"), r"a: column 'crp' has 1 number beyond float32 .*row 4 is '1e39'; correct it"),
+        (damaged(4, "24,-1e300,A,no"), r"row 4 is '-1e300'"),
         (damaged(4, "24,1e400,A,no"), "row 4 is '1e400'"),
         (damaged(4, f"24,{'9' * 400},A,no"), "row 4 is '9999"),
         (damaged(4, '24,0.4,"A,no'), "a.csv: line 6: a quote is not closed"),
         (damaged(39, '24,0.4,"A,no'), "a.csv: line 41: a quote is not closed"),
         (damaged(head='age,"crp,ward,ill'), "a.csv: line 1: a quote is not closed"),
-        (damaged(head='age,"crp\n2",ward,ill'), "a.csv: line 1: .*in one line"),
         (damaged(4, "24,0.4,A,no,1"), "a.csv: line 6 has 5 of 4 cells; give each line as many"),
         (damaged()[:-5], "a.csv: line 41 has 3 of 4 cells, .*is the file cut off"),
         (damaged(4, "24,0.4,A\0,no"), "a.csv: line 6 has a character 0"),
         (damaged(4, "age,crp,ward,ill"), "a.csv: line 6 has the names of columns once more"),
         (damaged(4, f'24,0.4,"{"A" * 200_000}",no'), "a.csv: line 6 has a cell of more than"),
-        (gzip.compress(damaged().encode(), mtime=0)[:99], "a.csv: it is packed by gzip"),
-        (damaged().encode("utf-16"), "a.csv: it is text in UTF-16; give encoding='utf-16'"),
+        (gzip.compress(damaged().encode(), mtime=0)[:99], "a.csv: cannot be read .*ended before"),
+        (damaged().encode("utf-16-le"), "a.csv: line 1 has a character 0; .*encoding"),
         (b"PK\x03\x04\x14\0", "a.csv: it is a ZIP archive or an Excel workbook"),
     ],
 )

@@ -36,7 +36,7 @@ def output_of(*arguments, code=0):
 
 
 BAD = {
-    "Latin-1": ("age,name\n1,José\n".encode("latin-1"), [], "--encoding latin-1"),
+    "Latin-1": ("age,name\n1,José\n".encode("latin-1"), ["--encoding", "utf-8"], "--encoding latin-1"),
     "no rows": (b"age,ill\n", [], "it has no rows below the names of columns"),
     "empty": (b"", [], "the file is empty"),
     "two of one name": (b"age,age\n1,2\n", [], "two columns are called 'age'"),

@@ -34,8 +34,8 @@ Columns = Annotated[
 TaskKind = Annotated[str | None, typer.Option(help="classification or regression.", show_default="by the label")]
 Scale = Annotated[str, typer.Option(help="standard, or none for numbers as they are.")]
 MostCategories = Annotated[int, typer.Option(help="Categories of a column with a feature of their own.")]
-Decimal = Annotated[str, typer.Option(help="The decimal point of a .csv file.")]
-Encoding = Annotated[str, typer.Option(help="Its encoding.")]
+Decimal = Annotated[str | None, typer.Option(help="The decimal point of a .csv file.", show_default="found")]
+Encoding = Annotated[str | None, typer.Option(help="Its encoding.", show_default="found")]
 WithLabels = Annotated[
     bool, typer.Option("--drop-missing-labels", help="Leave rows without a label out, in place of an error.")
 ]
@@ -57,8 +57,8 @@ def summarize(
     ] = None,
     drop: Drop = None,
     drop_missing_labels: WithLabels = False,
-    decimal: Decimal = ".",
-    encoding: Encoding = "utf-8",
+    decimal: Decimal = None,
+    encoding: Encoding = None,
 ) -> None:
     """At a site: write what the coordinator has to know of your table.
 
@@ -76,7 +76,7 @@ def summarize(
     """
     from fedax.data import Plan
     from fedax.data import summarize as summary_of
-    from fedax.data.tables import read_table, with_labels
+    from fedax.data.tables import read_table, stem, with_labels
     from fedax.errors import ConfigError, DataError
 
     plan_loaded = None if plan is None else Plan.load(plan)
@@ -87,13 +87,14 @@ def summarize(
         label = plan_loaded.label
     elif drop_missing_labels and label is None:
         raise ConfigError("drop_missing_labels", True, "name the label: --label COLUMN")
-    target = _new(out, f"{table.stem}{_FIRST if plan_loaded is None else _SECOND}")
+    target = _new(out, f"{stem(table)}{_FIRST if plan_loaded is None else _SECOND}")
     rows = read_table(table, decimal, encoding, drop=drop or ())
+    _show_written(table, rows)
     if label is not None:
-        rows = with_labels(name_of(table.stem), rows, label, drop_missing_labels)
+        rows = with_labels(name_of(stem(table)), rows, label, drop_missing_labels)
     try:
         if plan_loaded is None:
-            _show_one_table(name_of(table.stem), rows, label)
+            _show_one_table(name_of(stem(table)), rows, label)
         summary = summary_of(rows, plan_loaded)
     except DataError as error:
         raise DataError(f"{table}: {error}") from None
@@ -183,8 +184,8 @@ def apply(
         pathlib.Path | None, typer.Option(help="The folder to write; has to be new.", show_default="<table>")
     ] = None,
     drop_missing_labels: WithLabels = False,
-    decimal: Decimal = ".",
-    encoding: Encoding = "utf-8",
+    decimal: Decimal = None,
+    encoding: Encoding = None,
 ) -> None:
     """At a site: make the folder that its node serves.
 
@@ -196,12 +197,13 @@ def apply(
     """
     from fedax.data import Transform, from_frames
     from fedax.data.doubts import in_words
-    from fedax.data.tables import read_table
+    from fedax.data.tables import read_table, stem
 
-    target = _new(out, table.stem)
+    target = _new(out, stem(table))
     fitted = Transform.load(transform)
     frame = read_table(table, decimal, encoding)
-    examples = from_frames({name_of(table.stem): frame}, transform=fitted, drop_missing_labels=drop_missing_labels)
+    _show_written(table, frame)
+    examples = from_frames({name_of(stem(table)): frame}, transform=fitted, drop_missing_labels=drop_missing_labels)
     examples.save(target)
     echo(f"Wrote {target}: {examples.num_examples} examples, {len(fitted.features)} features.")
     if doubts := fitted.doubts(frame):  # if the transform was not fitted on this table
@@ -236,6 +238,11 @@ def _show_one_table(site: str, rows: Any, label: str | None) -> None:
         echo(f"note: {error}")
         return
     show(overview(plan_made, first, {site: summarize(rows, plan_made)}))
+
+
+def _show_written(table: pathlib.Path, rows: Any) -> None:
+    if how := rows.attrs.get("written"):
+        echo(f"note: {table} is read as {how}")
 
 
 def show(columns: "Overview") -> None:

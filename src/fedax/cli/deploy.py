@@ -185,8 +185,8 @@ def deploy_node(
             show_default=False,
         ),
     ] = None,
-    decimal: Annotated[str | None, typer.Option(help="The decimal point of a .csv file.", show_default=".")] = None,
-    encoding: Annotated[str | None, typer.Option(help="Its encoding.", show_default="utf-8")] = None,
+    decimal: Annotated[str | None, typer.Option(help="The decimal point of a .csv file.", show_default="found")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Its encoding.", show_default="found")] = None,
     drop_missing_labels: Annotated[
         bool, typer.Option("--drop-missing-labels", help="Leave rows of a table without a label out.")
     ] = False,

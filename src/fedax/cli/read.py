@@ -22,8 +22,10 @@ def predict(
         pathlib.Path, typer.Argument(help="New rows: .csv or .parquet; arrays: .npy.", show_default=False)
     ],
     out: Annotated[pathlib.Path, typer.Option(help="The .csv file to write; has to be new.", show_default=False)],
-    decimal: Annotated[str, typer.Option(help="The decimal point of the .csv file.")] = ".",
-    encoding: Annotated[str, typer.Option(help="Its encoding.")] = "utf-8",
+    decimal: Annotated[
+        str | None, typer.Option(help="The decimal point of the .csv file.", show_default="found")
+    ] = None,
+    encoding: Annotated[str | None, typer.Option(help="Its encoding.", show_default="found")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that training had nothing like.")] = False,
 ) -> None:
     """Predict for new rows with a model that was trained.
@@ -45,7 +47,9 @@ def predict(
     from fedax.columns import describe, show
     from fedax.experiments.predictions import predict_file
 
-    rows, measured, doubts = predict_file(load_model(model), source, out, decimal, encoding, strict)
+    rows, measured, doubts, written = predict_file(load_model(model), source, out, decimal, encoding, strict)
+    if written:
+        echo(f"note: {source} is read as {written}")
     echo(f"{rows} predictions: {out}")
     if doubts:
         echo(f"{doubts.doubtful} of {rows} rows have cells that training had nothing like (column doubts):")

@@ -2,20 +2,45 @@
 
 import datetime
 import difflib
+import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from fedax.errors import DataError
 
+Texts = Literal["written", "numeric", "truth"]  # when two cells are the same: see :func:`cells`
+Truth = Literal["", "digits", "words"]
 LARGE = 1e100  # larger numbers are clipped, as their squares leave float64; no number beyond float32 becomes a feature
 LARGEST = float(np.finfo(np.float32).max)
 WIDE = 10_000  # columns of a table
 _LONG = 200  # characters of a text that count
+_PLAIN = re.compile(r"-?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]\d+)?")  # no code such as 007 or 12E4
+_WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
+_TRUTHS = {"true": 1.0, "false": 0.0}
+_MARKS = {
+    "?",
+    ".",
+    "-",
+    "--",
+    "*",
+    "na",
+    "n/a",
+    "#n/a",
+    "nan",
+    "nat",
+    "null",
+    "none",
+    "missing",
+    "inf",
+    "-inf",
+    "infinity",
+}
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?")
 
 
@@ -28,14 +53,28 @@ def as_pandas(frame: Any) -> Any:
     import pandas
 
     if type(frame).__module__.partition(".")[0] == "polars" and hasattr(frame, "to_dict"):
-        frame = pandas.DataFrame({name: column.to_numpy() for name, column in frame.to_dict().items()})
+        frame = pandas.DataFrame({name: _of_polars(column) for name, column in frame.to_dict().items()})
     if not isinstance(frame, pandas.DataFrame):
         raise DataError(f"table: a {type(frame).__name__}; give a DataFrame of pandas or Polars")
-    if frame.columns.nlevels > 1 or len({*map(str, frame.columns)}) < len(frame.columns):
+    names = [column_name(name) for name in frame.columns]
+    if frame.columns.nlevels > 1 or len({*names}) < len(names):
         raise DataError("table: two columns have the same name; rename one")
     if len(frame.columns) > WIDE:
         raise DataError(f"table: {len(frame.columns)} columns; at most {WIDE} are taken")
-    return frame if all(type(name) is str for name in frame.columns) else frame.rename(columns=str)
+    return frame if list(frame.columns) == names else frame.set_axis(names, axis=1)
+
+
+def _of_polars(column: Any) -> Any:
+    """The cells of a column; whole numbers with gaps are not rounded to floats."""
+    import pandas
+
+    whole_with_gaps = str(column.dtype).startswith(("Int", "UInt")) and column.null_count()
+    return pandas.Series(column.to_list(), dtype=object) if whole_with_gaps else column.to_numpy()
+
+
+def column_name(name: Any) -> str:
+    """A name as text, with each letter as one character: ö may also be written as o and dots."""
+    return unicodedata.normalize("NFC", str(name))
 
 
 def series(frame: Any, name: str, field: str = "column") -> Any:
@@ -44,7 +83,7 @@ def series(frame: Any, name: str, field: str = "column") -> Any:
     Raises:
         DataError: there is none; with the nearest name.
     """
-    if name not in frame.columns:
+    if name not in frame.columns and (name := column_name(name)) not in frame.columns:
         raise no_column(field, name, list(frame.columns))
     return frame[name]
 
@@ -109,26 +148,63 @@ def check_range(name: str, numbers: np.ndarray, given: Any) -> None:
         raise CellError(outline, f"row {rows[0]} is {shown(getattr(value, 'item', lambda: value)())}; {way_out}")
 
 
-class Cells(NamedTuple):
+class Cells:
     """The cells of a column, read as numbers, dates and texts. A truth value is a number too, 0 or 1.
 
     Attributes:
         numbers: float64 [n] from −LARGE to LARGE, NaN where a cell is no number.
         days: float64 [n] since 1970-01-01, NaN where a cell is no date.
-        missing: bool [n]; empty cells, NaN, infinities.
+        missing: bool [n]; empty cells, and NaN and infinities of columns of numbers.
         words: how many cells are neither number, date nor missing.
-        texts: the different texts, and for each cell which of them it is, or −1 where it is missing.
+        marks: how many of these are a usual mark of a missing value, such as ``?`` and ``NA``.
+        codes: [n] the number of each cell's text, or −1 where it is missing.
+        different: how many texts there are.
+        odd: whether a cell is not written as numbers are: a word, or a number such as 007 or 1e5.
+        truth: ``"words"``: all cells are truth values, some of them as words; ``"digits"``: all are 0 or 1; or ``""``.
     """
 
-    numbers: np.ndarray
-    days: np.ndarray
-    missing: np.ndarray
-    words: int
-    texts: tuple[list[str], np.ndarray]
+    def __init__(
+        self,
+        numbers: np.ndarray,
+        days: np.ndarray,
+        missing: np.ndarray,
+        coded: Callable[[], tuple[np.ndarray, Any]],
+        texts: Callable[[Any], list[str]],
+        words: int = 0,
+        marks: int = 0,
+        odd: bool = False,
+        truth: Truth = "",
+    ):
+        self.numbers, self.days, self.missing, self.words, self.marks = numbers, days, missing, words, marks
+        self.odd, self.truth, self._coded, self._texts = odd, truth, coded, texts
+
+    @functools.cached_property
+    def _codes_and_values(self) -> tuple[np.ndarray, Any]:
+        return self._coded()
+
+    @property
+    def codes(self) -> np.ndarray:
+        return self._codes_and_values[0]
+
+    @property
+    def different(self) -> int:
+        return len(self._codes_and_values[1])
+
+    @functools.cached_property
+    def texts(self) -> tuple[list[str], np.ndarray]:
+        """The different texts, and for each cell which of them it is, or −1 where it is missing."""
+        return self._texts(self._codes_and_values[1]), self.codes
 
 
-def cells(column: Any, name: str) -> Cells:
+def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
     """Read the cells of a column of pandas.
+
+    Args:
+        column: the cells.
+        name: of the column, for errors.
+        texts: when two cells are the same. ``"written"``: if they are written alike. ``"numeric"``: also if they are
+            plain numbers of one value, as 1 and 1.0 are. ``"truth"``: also if both are true, or both false, as True,
+            true and 1 are.
 
     Raises:
         DataError: they hold lists, tables or other things without a text of their own.
@@ -136,73 +212,185 @@ def cells(column: Any, name: str) -> Cells:
     import pandas
 
     if isinstance(column.dtype, pandas.CategoricalDtype):
-        column = column.astype(object)
+        codes, used = pandas.factorize(column.cat.codes.to_numpy())
+        if (gone := np.flatnonzero(used < 0)).size:
+            codes = np.where(codes == gone[0], -1, codes - (codes > gone[0]))
+            used = np.delete(used, gone)
+        return _of_values(list(column.cat.categories.take(used)), codes, name, texts)
+    if column.dtype.name == "numbers and words" and texts != "truth":
+        return _with_words(column.array, name, texts)
     kind = getattr(column.dtype, "kind", "O")
-    if kind in "biuf":
+    if kind in "iuf":
         numbers = column.to_numpy(np.float64, na_value=np.nan)
         numbers = np.where(np.isinf(numbers), np.nan, numbers)
-        missing = np.isnan(numbers)
-        texts = _numbered(column if kind in "iu" else numbers, kind == "b")  # float64 would round whole numbers
-        return Cells(np.clip(numbers, -LARGE, LARGE), np.full(len(numbers), np.nan), missing, 0, texts)
+        missing, given = np.isnan(numbers), numbers
+        if kind in "iu" or column.dtype.itemsize < 8:  # float64 would round whole numbers, and write 0.1f at length
+            given = column
+        bits = bool(((numbers == 0) | (numbers == 1) | missing).all())
+        if texts == "truth":
+            codes, values = _factorized(given, missing)
+            return _of_values(list(values), codes, name, texts)
+        return Cells(
+            np.clip(numbers, -LARGE, LARGE),
+            np.full(len(numbers), np.nan),
+            missing,
+            lambda: _factorized(given, missing),
+            lambda values: [text_of(value) for value in np.asarray(values)],
+            truth="digits" if bits else "",
+        )
     if kind == "M":
         days = _days(column)
         missing = np.isnan(days)
-        codes, texts = pandas.factorize(column)
-        return Cells(np.full(len(days), np.nan), days, missing, 0, ([str(text) for text in texts], codes))
+        return Cells(
+            np.full(len(days), np.nan),
+            days,
+            missing,
+            lambda: pandas.factorize(column),
+            lambda values: [_instant(value) for value in values],
+            odd=not missing.all(),
+            truth="digits" if missing.all() else "",
+        )
     try:
         codes, values = pandas.factorize(column)
     except TypeError:
         raise DataError(f"column {shown(name)}: it holds lists or tables; give numbers, texts and dates") from None
-    return _of_values(list(values), codes, name)
+    return _of_values(list(values), codes, name, texts)
 
 
-def _numbered(numbers: Any, truths: bool) -> tuple[list[str], np.ndarray]:
+def _with_words(column: Any, name: str, texts: Texts) -> Cells:
+    """From a :class:`fedax.data.mixed.NumbersAndWords`."""
     import pandas
 
-    codes, values = pandas.factorize(numbers)
-    return [str(bool(value)) if truths else _text(value) for value in values], codes
+    codes, used = pandas.factorize(column.codes)
+    if (none := np.flatnonzero(used < 0)).size:
+        codes, used = np.where(codes == none[0], -1, codes - (codes > none[0])), np.delete(used, none)
+    words, at = _of_values([column.words[k] for k in used], codes, name, texts), codes >= 0
+    numbers = np.where(at, words.numbers, column.numbers)
+
+    def coded() -> tuple[np.ndarray, list[Any]]:
+        codes, values = pandas.factorize(column.numbers)
+        return np.where(at & ~words.missing, len(values) + words.codes, codes), [*values.tolist(), *words.texts[0]]
+
+    return Cells(
+        np.clip(numbers, -LARGE, LARGE),
+        words.days,
+        np.where(at, words.missing, np.isnan(column.numbers)),
+        coded,
+        lambda values: [value if isinstance(value, str) else text_of(value) for value in values],
+        words.words,
+        words.marks,
+        words.odd,
+    )
 
 
-def _of_values(values: list[Any], codes: np.ndarray, name: str) -> Cells:
+def _factorized(given: Any, missing: np.ndarray) -> tuple[np.ndarray, Any]:
+    import pandas
+
+    return pandas.factorize(given.mask(missing) if hasattr(given, "mask") else given)
+
+
+def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> Cells:
     """From the different values of a column, and the index of each cell's value (−1: missing)."""
     n = len(values)
+    texts = [_written(value, name) for value in values]
     numbers, days = np.full(n + 1, np.nan), np.full(n + 1, np.nan)
-    missing, words = np.zeros(n + 1, bool), np.zeros(n + 1, bool)
+    missing, words, marks = np.zeros(n + 1, bool), np.zeros(n + 1, bool), np.zeros(n + 1, bool)
     missing[n] = True  # of code −1
-    texts: list[str] = []
-    dated = []
-    for k, value in enumerate(values):
-        text = value.strip() if isinstance(value, str) else value
-        if isinstance(text, bool | np.bool_):
-            numbers[k], text = text, str(text)
-        elif isinstance(text, int | float | np.number):
-            numbers[k] = number(text)
-            missing[k], text = np.isnan(numbers[k]), _text(text)
-        elif isinstance(text, str):
-            numbers[k] = number(text) if text[:1] in "+-.0123456789" and text.isascii() else np.nan
-            if np.isnan(numbers[k]):
-                missing[k] = text == "" or text.lower().lstrip("+-") in ("inf", "infinity", "nan")
-                if _DATE.fullmatch(text):
-                    dated.append(k)
-            else:
-                text = _text(numbers[k]) if _plain(text) and abs(numbers[k]) < 2**53 else text
-            words[k] = not missing[k] and np.isnan(numbers[k])
-        elif hasattr(text, "isoformat") and hasattr(text, "year"):
-            text = str(text)
-            dated.append(k)
-        elif hasattr(text, "as_tuple"):  # a Decimal
-            numbers[k] = number(text)
-            missing[k], text = np.isnan(numbers[k]), str(text)
+    odd = truth_words = False
+    truths = True
+    for k, text in enumerate(texts):
+        if _PLAIN.fullmatch(text):
+            numbers[k] = value = float(text)
+            truths = truths and value in (0.0, 1.0)
+            continue
+        odd = odd or text != ""
+        if text == "":
+            missing[k] = True
+        elif (said := _TRUTHS.get(text.lower())) is not None:
+            numbers[k], truth_words = said, True
         else:
-            raise DataError(f"column {shown(name)}: it holds a {type(value).__name__}; give numbers, texts and dates")
-        texts.append(text[:_LONG])
-    for k in dated:
-        days[k] = _day(texts[k])
-        words[k] = np.isnan(days[k])
-    text_numbers: dict[str, int] = {}
-    of_value = [-1 if missing[k] else text_numbers.setdefault(text, len(text_numbers)) for k, text in enumerate(texts)]
-    text_codes = np.array([*of_value, -1])[codes]
-    return Cells(numbers[codes], days[codes], missing[codes], int(words[codes].sum()), (list(text_numbers), text_codes))
+            truths = False
+            if text[0] in "+-.0123456789" and text.isascii():
+                numbers[k] = number(values[k] if isinstance(values[k], int) else text)  # which may be hexadecimal
+                days[k] = _day(text) if _DATE.fullmatch(text) else np.nan
+            words[k] = np.isnan(numbers[k]) and np.isnan(days[k])
+            marks[k] = words[k] and text.lower() in _MARKS
+    numbers = np.clip(numbers, -LARGE, LARGE)
+
+    def coded() -> tuple[np.ndarray, list[str]]:
+        found: dict[str, int] = {}
+        keys = [_key(text, number, same)[:_LONG] for text, number in zip(texts, numbers.tolist(), strict=False)]
+        of_value = [found.setdefault(key, len(found)) if key else -1 for key in keys]
+        return np.array([*of_value, -1])[codes], list(found)
+
+    return Cells(
+        numbers[codes],
+        days[codes],
+        missing[codes],
+        coded,
+        lambda different: different,
+        int(words[codes].sum()),
+        int(marks[codes].sum()),
+        odd,
+        ("words" if truth_words else "digits") if truths else "",
+    )
+
+
+def _key(text: str, value: float, same: Texts) -> str:
+    """The one text of all cells that are the same, of which ``text`` is one, with its number."""
+    if _PLAIN.fullmatch(text):
+        if same == "truth" and value in (0.0, 1.0):
+            return str(bool(value))
+        return (_as_written if same == "written" else _normal)(text, value)
+    if same != "written" and text.lower() in _TRUTHS:
+        return str(bool(value))
+    return _date_text(text) if text[:4].isdecimal() and _DATE.fullmatch(text) else text
+
+
+def _written(value: Any, name: str) -> str:
+    """The text of a value, empty where it is missing: as it is written, or the one way that a value of a type has."""
+    if isinstance(value, str):
+        text = value.strip()
+        return text if text.isascii() else unicodedata.normalize("NFC", text)
+    if isinstance(value, bool | np.bool_):
+        return str(value)
+    if isinstance(value, int | float | np.number):
+        return text_of(value) if isinstance(value, int | np.integer) or math.isfinite(value) else ""
+    if hasattr(value, "isoformat") and hasattr(value, "year"):
+        return _instant(value)
+    if hasattr(value, "as_tuple"):  # a Decimal
+        return _normal(f"{value:f}", float(value)) if value.is_finite() else ""
+    raise DataError(f"column {shown(name)}: it holds a {type(value).__name__}; give numbers, texts and dates")
+
+
+def alike_numbers(texts: Iterable[str]) -> list[list[str]]:
+    """Texts that are one number, written in several ways.
+
+    Example:
+        >>> alike_numbers(["1", "X9", "1.0", "2"])
+        [['1', '1.0']]
+    """
+    of_value: dict[float, list[str]] = {}
+    for text in texts:
+        if text.isascii() and not math.isnan(value := number(text)):
+            of_value.setdefault(value, []).append(text)
+    return [each for each in of_value.values() if len(each) > 1 and abs(number(each[0])) < 2**53]
+
+
+def same_texts(columns: Iterable[Any]) -> Texts:
+    """When two cells of a column are the same, from its cells at all clients, or from the facts about them.
+
+    Example:
+        >>> import pandas
+        >>> read = [cells(pandas.Series(each), "code") for each in (["01", "2"], ["2.0", "3"])]
+        >>> same_texts(read), same_texts(read[1:])
+        ('written', 'numeric')
+    """
+    columns = list(columns)
+    truths = [each.truth for each in columns]
+    if "words" in truths and all(truths):
+        return "truth"
+    return "written" if any(each.odd or each.words for each in columns) else "numeric"
 
 
 def number(value: Any) -> float:
@@ -225,17 +413,61 @@ def number(value: Any) -> float:
     return min(max(parsed, -LARGE), LARGE)
 
 
-def _plain(text: str) -> bool:
-    """Whether a text is how a number is written, so that 1 and 1.0 are the same category, but not 007."""
-    return re.fullmatch(r"-?(0|[1-9]\d*)(\.0*)?", text) is not None
-
-
-def _text(number: Any) -> str:
-    """A number as the text of a category, the same whether its column is read as whole numbers or as floats."""
+def text_of(number: Any) -> str:
+    """A number as a text, the same whether its column is read as whole numbers or as floats."""
     if isinstance(number, int | np.integer):
         return str(number) if abs(number) < 10**_LONG else hex(number)  # Python writes 4300 digits at most
     value = float(number)
-    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else str(number)
+
+
+def plain_numbers(texts: Sequence[str]) -> np.ndarray | None:
+    """The numbers [n] of these texts; ``None`` if one is no plain number, or has too many digits for float64.
+
+    Example:
+        >>> plain_numbers(["1", "2.50"]), plain_numbers(["1", "007"])
+        (array([1. , 2.5]), None)
+    """
+    if all(map(_WHOLE.fullmatch, texts)):
+        return np.array(texts).astype(np.int64)
+    if not all(_PLAIN.fullmatch(text) and (len(text) < 17 or "." in text or "e" in text.lower()) for text in texts):
+        return None
+    return np.array([number(text) for text in texts])
+
+
+def _as_written(text: str, value: float) -> str:
+    """A plain number as it is written, but for what float64 writes in another way: as 1e-05, or with 17 digits."""
+    fraction = "." in text and text[-1] != "0" and (len(text) > 16 or 0 < abs(value) < 1e-4)
+    return text_of(value) if fraction or "e" in text or "E" in text else text
+
+
+def _normal(text: str, value: float) -> str:
+    """The one text for all plain numbers of this value: 1 for 1.0, without a detour through float64.
+
+    Example:
+        >>> [_normal(text, float(text)) for text in ("1.50", "-0.0", ".5", "1582218195625938945", "1e-5")]
+        ['1.5', '0', '0.5', '1582218195625938945', '1e-05']
+    """
+    if "." in text and "e" not in text and "E" not in text:
+        text = text.rstrip("0").rstrip(".")
+        text = text.replace(".", "0.", 1) if text.removeprefix("-").startswith(".") else text
+    return "0" if value == 0 else _as_written(text, value)
+
+
+def _instant(value: Any) -> str:
+    """A date or an instant as the text that :func:`_date_text` makes of how it is written."""
+    return _date_text(value.isoformat())
+
+
+def _date_text(text: str) -> str:
+    """The one text for a date or an instant: 2024-01-31, and where the time is not midnight 2024-01-31 12:00:00."""
+    try:
+        moment = datetime.datetime.fromisoformat(text[:26] if len(text) == 29 else text)  # nanoseconds
+    except ValueError:
+        return text
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(datetime.UTC).replace(tzinfo=None)
+    return str(moment.date()) if moment.time() == datetime.time() else str(moment)
 
 
 def _days(column: Any) -> np.ndarray:

@@ -6,8 +6,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedax.data.cells import Cells, few, shown
+from fedax.data.cells import Cells, cells, few, shown
 from fedax.errors import DataError, printable
+
+_FEW = 5  # cells that are shown of those that cannot be read
 
 Why = Literal["unread", "far", "category", "missing"]
 
@@ -105,7 +107,7 @@ def doubts_of(columns: Iterable[tuple[Any, Cells, Any]], rows: int) -> Doubts:
     """
     found: list[Doubt] = []
     unknown = []
-    for column, cells, given in columns:
+    for column, read, given in columns:
         name = column.name
 
         def add(why: Why, where: np.ndarray, more: str = "", name: str = name, given: Any = given) -> None:
@@ -115,8 +117,8 @@ def doubts_of(columns: Iterable[tuple[Any, Cells, Any]], rows: int) -> Doubts:
                 found.append(Doubt(name, why, at, more, values))
 
         if column.kind in ("number", "date"):
-            values = cells.numbers if column.kind == "number" else cells.days
-            unread = np.isnan(values) & ~cells.missing
+            values = read.numbers if column.kind == "number" else read.days
+            unread = np.isnan(values) & ~read.missing
             add("unread", unread, column.kind)
             if column.low is None or column.high is None:
                 unknown.append(name)
@@ -125,13 +127,20 @@ def doubts_of(columns: Iterable[tuple[Any, Cells, Any]], rows: int) -> Doubts:
                     far = (values < column.low) | (values > column.high)
                 add("far", far, column.limits)
         if column.kind == "category" and not column.other:
-            texts, codes = cells.texts
+            texts, codes = read.texts
             known = {*column.categories}
             strange = np.array([text not in known for text in texts] + [False])  # the last: of missing ones
             add("category", strange[codes])
         if not column.missing:
-            add("missing", cells.missing)
+            add("missing", read.missing)
     return Doubts(tuple(found), rows, tuple(unknown))
+
+
+def unread_of(kind: str, given: Any, name: str) -> list[str]:
+    """The first few different cells of a column that are no number, or no date, and are not missing either."""
+    read = cells(given, name)
+    at = np.flatnonzero(np.isnan(read.days if kind == "date" else read.numbers) & ~read.missing)
+    return list(dict.fromkeys(str(value) for value in given.iloc[at[:1000]]))[:_FEW]
 
 
 def in_words(doubts: Doubts) -> str:

@@ -1,13 +1,14 @@
 """An overview of the columns of clients' tables, with notes on odd ones, from the summaries that clients send."""
 
+import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from fedax.data.cells import few, shown
+from fedax.data.cells import alike_numbers, few, shown
 from fedax.data.summaries import Facts, Plan, Summary, merge, named
 from fedax.data.transform import Document, Strict
 from fedax.errors import DataError, complete, printable
@@ -17,7 +18,7 @@ _COLUMNS = 60  # the most columns in the table, those with a note first
 _MOST_NOTES = 12  # notes of one kind that get a line each
 _ENOUGH = 20  # rows, to conclude anything from
 
-Looks = Literal["identifier", "date", "copy", "constant", "site", "missing"]
+Looks = Literal["identifier", "date", "copy", "constant", "site", "spelling", "unread", "missing"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Note(Strict):
     Args:
         column: its name.
         looks: ``"identifier"``, ``"date"``, or ``"copy"`` of the label: it looks like one; ``"constant"``: nearly;
-            ``"site"``: it tells the site; ``"missing"``: in most rows of a site.
+            ``"site"``: it tells the site; ``"spelling"``: one number is written in several ways; ``"unread"``: cells
+            cannot be read; ``"missing"``: in most rows of a site.
         why: what makes it look so.
 
     Example:
@@ -49,6 +51,8 @@ _LOOKS = {  # of one column, of several
     "copy": ("looks like a copy of the label", "look like copies of the label"),
     "constant": ("is nearly constant", "are nearly constant"),
     "site": ("tells the site", "tell the site"),
+    "spelling": ("has one number in several spellings", "have one number in several spellings"),
+    "unread": ("has cells that cannot be read", "have cells that cannot be read"),
     "missing": ("is missing in most rows of a site", "are missing in most rows of a site"),
 }
 
@@ -64,6 +68,7 @@ class Described(Strict):
         mean: of numbers, the mean over all rows and over each site's; of dates, in days since 1970-01-01. ``None``
             where there is none.
         commonest: of categories, the most frequent value of all and of each site.
+        unread: as ``missing``, the share that is not empty, but no number or date; ``()``: not known.
     """
 
     name: str
@@ -71,11 +76,12 @@ class Described(Strict):
     missing: tuple[float, ...]
     mean: tuple[float | None, ...]
     commonest: tuple[str | None, ...]
+    unread: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not len(self.missing) == len(self.mean) == len(self.commonest):
-            raise DataError("missing, mean and commonest have to be of the same sites")
-        if not all(0 <= share <= 1 for share in self.missing):
+        if not len(self.missing) == len(self.mean) == len(self.commonest) == len(self.unread or self.missing):
+            raise DataError("missing, mean, commonest and unread have to be of the same sites")
+        if not all(0 <= share <= 1 for share in (*self.missing, *self.unread)):
             raise DataError("shares have to be from 0 to 1")
 
 
@@ -93,8 +99,9 @@ class Overview(Document):
         of: how many clients there are.
         columns: at most 60, those with a note first.
         wide: how many columns there are.
-        notes: what is odd, at most one a column.
+        notes: what is odd, at most one a column, and one more of cells that cannot be read.
         dropped: columns that are left out -> why.
+        read: files -> how they are written, where that was found and is not the usual way.
 
     Raises:
         DataError: values that do not go together.
@@ -118,6 +125,7 @@ class Overview(Document):
     wide: int
     notes: tuple[Note, ...]
     dropped: dict[str, str]
+    read: dict[str, str] = field(default_factory=dict)
     form: ClassVar[str] = "overview"
 
     def __post_init__(self) -> None:
@@ -133,7 +141,7 @@ class Overview(Document):
         rows = []
         for each in self.columns:
             values = [_cell(each, k) for k in range(len(self.rows))]
-            rows.append([each.name, each.kind, _percent(each.missing[0]), *values])
+            rows.append([each.name, each.kind, _gaps(each, 0) or "0 %", *values])
         return heads, rows
 
     def shortened(self) -> list[str]:
@@ -155,7 +163,11 @@ class Overview(Document):
         def suggestion(column: str, which: str) -> str:
             return "" if way_out is None else f"; {way_out(column)} {which}"
 
-        lines = []
+        label = {each.name for each in self.columns if each.kind == "label"}
+        ways: dict[str, list[str]] = {}
+        for file, way in self.read.items():
+            ways.setdefault(way, []).append(file)
+        lines = [f"read as {way}: {few(files)}" for way, files in ways.items()]
         for looks, (_, look) in _LOOKS.items():
             alike = [note for note in self.notes if note.looks == looks]
             if len(alike) > _MOST_NOTES:
@@ -163,7 +175,10 @@ class Overview(Document):
                 suggested = suggestion(alike[0].column, "leaves the first out")
                 lines.append(f"{len(alike)} columns {look}: {named}{suggested}")
             else:
-                lines += [f"{note}{suggestion(note.column, 'leaves it out')}" for note in alike]
+                lines += [
+                    str(note) if note.column in label else f"{note}{suggestion(note.column, 'leaves it out')}"
+                    for note in alike
+                ]
         return lines
 
     def __str__(self) -> str:
@@ -203,6 +218,8 @@ def overview(
           of a number, if their correlation is beyond ±0.9995;
         - nearly constant, if one value makes up 99 % of it, or its standard deviation is below a millionth of its mean;
         - telling the site, if each client has one value in 99 % of its rows, but not all the same one;
+        - to have one number in several spellings, if categories such as 1 and 1.0 are there beside words or codes;
+        - to have cells that cannot be read, if a number or date has words, which then count as missing;
         - missing, if it is so in more than half the rows of a client with 20 rows or more.
 
     Source:
@@ -226,9 +243,13 @@ def overview(
         for name in [*([plan.label] if plan.label is not None else []), *plan.columns, *plan.dropped]
     }
     notes = []
+    of_label = [_texts(answers, each, plan.label) for each in answers] if plan.label is not None else []
+    if plan.label is not None and (why := _spellings(plan.texts, of_label)):
+        notes.append(Note(plan.label, "spelling", why))
     for name in plan.columns:
         note = _note(name, plan, facts[name], by_client, answers)
         notes += [] if note is None else [note]
+        notes += _cannot_be_read(name, plan.columns[name].kind, facts[name], by_client)
     marked = {note.column: k for k, note in enumerate(notes)}
     order = sorted(facts, key=lambda name: (name != plan.label, marked.get(name, len(marked))))
     described = [_described(name, plan, facts[name], by_client, answers) for name in order[:_COLUMNS]]
@@ -249,7 +270,7 @@ def copies(plan: Plan, second: Mapping[str, Summary]) -> list[Note]:
 
 
 def _values(column: Described) -> tuple[tuple[Any, ...], ...]:
-    return column.missing, column.mean, column.commonest
+    return tuple(each for each in (column.missing, column.mean, column.commonest, column.unread) if each)
 
 
 def _described(
@@ -265,9 +286,23 @@ def _described(
     if kind == "category" or (kind == "label" and not numbers):
         counts = [Counter(_texts(answers, client, name)) for client in given]
         commonest = [_commonest(each) for each in (sum(counts, Counter()), *counts)]
-    rows, gaps = [summary.rows for summary in given.values()], [each.missing for each in facts]
-    shares = [gap / max(n, 1) for gap, n in zip([sum(gaps), *gaps], [sum(rows), *rows], strict=True)]
-    return Described(name, kind, tuple(min(share, 1.0) for share in shares), tuple(mean), tuple(commonest))
+    rows = [summary.rows for summary in given.values()]
+    missing, unread = (
+        tuple(min(gap / max(n, 1), 1.0) for gap, n in zip([sum(gaps), *gaps], [sum(rows), *rows], strict=True))
+        for gaps in ([each.missing for each in facts], [_unread(kind, numbers, each) for each in facts])
+    )
+    return Described(name, kind, missing, tuple(mean), tuple(commonest), unread if any(unread) else ())
+
+
+def _unread(kind: str, numbers: bool, facts: Facts) -> int:
+    """How many cells are no number, or no date, and not missing either."""
+    return facts.present - (facts.dates if kind == "date" else facts.numbers) if numbers or kind == "date" else 0
+
+
+def _spellings(texts: str, counts: Sequence[Mapping[str, int]]) -> str:
+    """Which texts are one number, of a column in which each counts as it is written; empty if there are none."""
+    alike = alike_numbers(dict.fromkeys(itertools.chain.from_iterable(counts))) if texts == "written" else []
+    return "; ".join(f"{few(each)} count as different" for each in alike[:3]) + ("; …" if len(alike) > 3 else "")
 
 
 def _texts(answers: Mapping[str, Summary], client: str, name: str) -> Mapping[str, int]:
@@ -315,15 +350,27 @@ def _note(
         return Note(name, "date", why)
     if odd := _one_value(kind, facts, counts):
         return Note(name, *odd)
+    if why := _spellings(plan.columns[name].texts, counts):
+        return Note(name, "spelling", why)
     gaps = {
         client: each.missing / summary.rows
         for (client, summary), each in zip(given.items(), facts, strict=True)
         if summary.rows >= _ENOUGH and each.missing > summary.rows / 2
     }
     if gaps:
-        named = ", ".join(f"{_plain(client)} ({_percent(share)})" for client, share in list(gaps.items())[:5])
-        return Note(name, "missing", named + f" and {len(gaps) - 5} more" * (len(gaps) > 5))
+        return Note(name, "missing", _by_site(gaps))
     return None
+
+
+def _cannot_be_read(name: str, kind: str, facts: Sequence[Facts], given: Mapping[str, Summary]) -> list[Note]:
+    counts = {client: _unread(kind, kind == "number", each) for client, each in zip(given, facts, strict=True)}
+    shares = {client: n / max(given[client].rows, 1) for client, n in counts.items() if n}
+    return [Note(name, "unread", f"no {kind} in {_by_site(shares)}")] if shares else []
+
+
+def _by_site(shares: Mapping[str, float]) -> str:
+    named = ", ".join(f"{_plain(client)} ({_percent(share)})" for client, share in list(shares.items())[:5])
+    return named + f" and {len(shares) - 5} more" * (len(shares) > 5)
 
 
 def _copies_label(name: str, plan: Plan, answers: Mapping[str, Summary]) -> str:
@@ -424,7 +471,14 @@ def _cell(column: Described, k: int) -> str:
         value = _day(mean)
     else:
         value = (f"{mean:.0f}" if 100 <= abs(mean) < 1e15 else f"{mean:.3g}").replace("-", "−")
-    return f"{value} ({_percent(column.missing[k])} missing)" if k and column.missing[k] > 0.005 else value
+    return f"{value} ({gaps})" if k and (gaps := _gaps(column, k, " missing", 0.005)) else value
+
+
+def _gaps(column: Described, k: int, word: str = "", least: float = 0.0) -> str:
+    """Which share of a column is missing, and which cannot be read."""
+    parts = [f"{_percent(column.missing[k])}{word}"] if column.missing[k] > least else []
+    parts += [f"{_percent(column.unread[k])} unreadable"] if column.unread and column.unread[k] > least else []
+    return ", ".join(parts)
 
 
 def _day(days: float) -> str:

@@ -21,11 +21,14 @@ from fedax.data.cells import (
     WIDE,
     CellError,
     Cells,
+    Texts,
     as_pandas,
     cells,
     check_range,
+    column_name,
     no_column,
     number,
+    same_texts,
     series,
     shown,
 )
@@ -49,6 +52,14 @@ KINDS = ("number", "category", "date", "drop")
 Kind = Literal["number", "category", "date"]
 
 
+class UnreadLabel(DataError):
+    """A label is a number but for a few cells, at a client."""
+
+    def __init__(self, client: str, message: str):
+        self.client = client
+        super().__init__(f"{client}: {message}")
+
+
 @dataclass(frozen=True)
 class Facts(Strict):
     """A client's statistics of a column, in the first exchange.
@@ -60,6 +71,9 @@ class Facts(Strict):
         commonest: cells that have the most frequent text, whichever it is.
         mean, m2: of the numbers, their mean and Σ(value − mean)².
         day, day_m2: the same of the dates, in days.
+        marks: of the words, those that usually mark a missing value, such as ? and NA.
+        odd: whether a cell is not written as numbers are: a word, or a number such as 007.
+        truth: ``"words"``: all cells are truth values, some of them as words; ``"digits"``: all are 0 or 1; or ``""``.
     """
 
     missing: int = 0
@@ -73,14 +87,23 @@ class Facts(Strict):
     m2: float = 0.0
     day: float = 0.0
     day_m2: float = 0.0
+    marks: int = 0
+    odd: bool = False
+    truth: Literal["", "digits", "words"] = ""
 
     def __post_init__(self) -> None:
         counts = [self.missing, self.numbers, self.dates, self.words, self.whole, self.different, self.commonest]
+        counts += [self.marks, self.words - self.marks]
         moments = [self.mean, self.m2, self.day, self.day_m2]
         if min(counts) < 0 or max(counts) > 2**53 or min(self.m2, self.day_m2) < 0:
             raise DataError("counts and squares have to be at least 0")
         if not all(abs(value) <= 1e230 for value in moments) or max(abs(self.mean), abs(self.day)) > LARGE:
             raise DataError("means and squares have to be finite")
+
+    @property
+    def present(self) -> int:
+        """Cells that are not missing."""
+        return self.numbers + self.dates + self.words
 
     def moments(self, kind: str) -> tuple[int, float, float]:
         """Count, mean and Σ(value − mean)² of the dates, if the column is used as such, or else of the numbers."""
@@ -177,12 +200,16 @@ class Summary(Document):
 
 @dataclass(frozen=True)
 class Planned(Strict):
-    """A column in a plan; numbers and dates have their mean and standard deviation over all clients."""
+    """A column in a plan; numbers and dates have their mean and standard deviation over all clients.
+
+    ``texts`` says when two cells are the same: see :class:`Column`.
+    """
 
     kind: Kind
     mean: float = 0.0
     std: float = 1.0
     missing: bool = False
+    texts: Texts = "numeric"
 
     def __post_init__(self) -> None:
         if not (abs(self.mean) <= LARGE and 0 <= self.std <= LARGE):
@@ -200,6 +227,7 @@ class Plan(Document):
         dropped: columns that are left out -> why.
         scale: ``"standard"`` or ``None``.
         max_categories: the most categories of a column that get a feature.
+        texts: when two labels are the same class: see :class:`Column`.
 
     Raises:
         DataError: values that do not go together.
@@ -216,6 +244,7 @@ class Plan(Document):
     dropped: dict[str, str] = field(default_factory=dict)
     scale: Literal["standard"] | None = "standard"
     max_categories: int = 50
+    texts: Texts = "numeric"
     form: ClassVar[str] = "plan"
 
     def __post_init__(self) -> None:
@@ -251,12 +280,12 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
     frame = as_pandas(frame)
     if plan is None:
         return Summary(len(frame), facts={name: _facts(cells(frame[name], name)) for name in frame.columns})
-    label = None if plan.label is None else cells(series(frame, plan.label, "label"), plan.label)
+    label = None if plan.label is None else cells(series(frame, plan.label, "label"), plan.label, plan.texts)
     if label is not None and plan.label is not None and plan.task == "regression":
         check_range(plan.label, label.numbers, frame[plan.label])
     counts, alone, reach = {}, {}, {}
     for name, planned in plan.columns.items():
-        column = cells(series(frame, name), name)
+        column = cells(series(frame, name), name, planned.texts)
         if planned.kind == "number":
             check_range(name, column.numbers, frame[name])
         if planned.kind != "category" and planned.std > 0:
@@ -280,12 +309,15 @@ def _facts(column: Cells) -> Facts:
         dates=len(days),
         words=column.words,
         whole=int((numbers == np.rint(numbers)).sum()),
-        different=len(column.texts[0]),
-        commonest=int(np.bincount(column.texts[1][~column.missing], minlength=1).max()),
+        different=column.different,
+        commonest=int(np.bincount(column.codes[~column.missing], minlength=1).max()),
         mean=mean,
         m2=m2,
         day=day,
         day_m2=day_m2,
+        marks=column.marks,
+        odd=column.odd,
+        truth=column.truth,
     )
 
 
@@ -320,9 +352,9 @@ def _reach(values: np.ndarray, planned: Planned) -> tuple[int, int]:
 
 
 def _alone(column: Cells, kind: Kind, label: Cells, task: str) -> Alone:
-    values = {"number": column.numbers, "date": column.days, "category": column.texts[1].astype(float)}[kind]
+    values = column.codes.astype(float) if kind == "category" else column.numbers if kind == "number" else column.days
     good = ~(column.missing if kind == "category" else np.isnan(values))
-    good &= label.texts[1] >= 0 if task == "classification" else ~np.isnan(label.numbers)
+    good &= label.codes >= 0 if task == "classification" else ~np.isnan(label.numbers)
     rows = np.flatnonzero(good)
     rows = rows[:: -(-len(rows) // _ROWS) or 1]
     x = values[rows]
@@ -334,7 +366,7 @@ def _alone(column: Cells, kind: Kind, label: Cells, task: str) -> Alone:
         y = label.numbers[rows]
         (mean, xx), (target, yy) = _moments(x), _moments(y)
         return Alone(len(rows), x=mean, y=target, xx=xx, yy=yy, xy=float(((x - mean) * (y - target)).sum()))
-    classes, y = np.unique(label.texts[1][rows], return_inverse=True)
+    classes, y = np.unique(label.codes[rows], return_inverse=True)
     each, codes = np.unique(x, return_inverse=True)
     most = int(np.bincount(y).max())
     right = most
@@ -398,6 +430,7 @@ def plan(
     """
     by_client = _by_name(summaries, "facts")
     chosen = kinds_of(columns, drop)
+    label = None if label is None else column_name(label)
     if task not in (None, "classification", "regression"):
         raise ConfigError("task", task, 'give "classification" or "regression"')
     if scale not in (None, "none", "standard"):
@@ -407,14 +440,16 @@ def plan(
         if kind not in KINDS:
             raise ConfigError(f"columns.{name}", kind, f"give one of: {', '.join(KINDS)}")
     names = _same_columns({client: summary.facts for client, summary in by_client.items()}, chosen)
+    to_drop = {*map(column_name, drop)}
     for name in chosen:
         if name not in names:
-            raise no_column("drop" if name in drop else f"columns.{name}", name, names)
+            raise no_column("drop" if name in to_drop else f"columns.{name}", name, names)
     if label is not None and label not in names:
         raise no_column("label", label, names)
     if label in chosen:
         raise ConfigError(f"columns.{label}", chosen[label], 'this is the label; say task = "classification"')
     used: dict[str, Planned] = {}
+    texts: Texts = "numeric"
     dropped = {name: "you said so" for name, kind in chosen.items() if kind == "drop"}
     for name in names:
         if name == label or name in dropped:
@@ -429,13 +464,13 @@ def plan(
         notes = "; ".join(f"{shown(name)}: {why}" for name, why in itertools.islice(dropped.items(), 10))
         raise DataError(f"columns: none is left to learn from ({notes or 'there is none but the label'})")
     if label is not None:
-        task = _task(label, {client: summary.facts[label] for client, summary in by_client.items()}, task)
+        of_label = {client: summary.facts[label] for client, summary in by_client.items()}
+        task, texts = _task(label, of_label, task), same_texts(of_label.values())
         if task == "regression":
             _, mean, m2 = merge([summary.facts[label].moments("number") for summary in by_client.values()])
             _check_size(label, mean, math.sqrt(m2 / max(1, sum(each.rows for each in by_client.values()))), False)
-    return Plan(
-        used, label, task or "classification", dropped, "standard" if scale == "standard" else None, max_categories
-    )
+    scaled = "standard" if scale == "standard" else None
+    return Plan(used, label, task or "classification", dropped, scaled, max_categories, texts)  # type: ignore[arg-type]
 
 
 def _check_size(name: str, mean: float, std: float, scaled: bool) -> None:
@@ -454,8 +489,8 @@ def kinds_of(columns: Mapping[str, str] | None, drop: Sequence[str]) -> dict[str
     """
     if isinstance(drop, str) or not isinstance(drop, Sequence) or not all(isinstance(name, str) for name in drop):
         raise ConfigError("drop", drop, 'give a list of columns, such as ["patient"]')
-    chosen = dict(columns or {})
-    for name in drop:
+    chosen = {column_name(name): kind for name, kind in (columns or {}).items()}
+    for name in map(column_name, drop):
         if chosen.setdefault(name, "drop") != "drop":
             raise ConfigError(f"columns.{name}", chosen[name], "drop names this column too; leave it out of one")
     return chosen
@@ -500,18 +535,24 @@ def _same_columns(by_client: Mapping[str, Mapping[str, Any]], chosen: Mapping[st
 
 def _decide(name: str, facts: Sequence[Facts], chosen: str | None, scaled: bool) -> Planned | str:
     """The plan of a column, or the reason why it is dropped."""
-    total = {name: sum(getattr(each, name) for each in facts) for name in ("missing", "numbers", "dates", "words")}
-    present = total["numbers"] + total["dates"] + total["words"]
+    kinds = ("missing", "numbers", "dates", "marks")
+    total = {name: sum(getattr(each, name) for each in facts) for name in kinds}
+    present = sum(each.present for each in facts)
+    texts = same_texts(facts)
     if not present:
         return "all values are missing"
     kind = chosen
     if kind is None:
         likely = "numbers" if total["numbers"] >= total["dates"] else "dates"
-        kind = likely.removesuffix("s") if total[likely] >= 0.9 * present else "category"
+        said = present - total["marks"]
+        truths = texts != "truth" and any(each.truth == "words" for each in facts)  # at some clients only
+        many = max(each.different for each in facts) > _FEW and total[likely] >= 0.5 * said
+        kind = likely.removesuffix("s") if (total[likely] >= 0.9 * said or many) and said and not truths else "category"
     if kind == "category":
         if chosen is None and (why := identifying(facts)):
             return why
-        return Planned("category", missing=total["missing"] > 0)
+        return Planned("category", missing=total["missing"] > 0, texts=texts)
+    texts = "truth" if texts == "truth" else "numeric"
     n, mean, m2 = merge([each.moments(kind) for each in facts])
     if not n:
         return f"none of its values is a {kind}"
@@ -520,8 +561,8 @@ def _decide(name: str, facts: Sequence[Facts], chosen: str | None, scaled: bool)
         _check_size(name, mean, std, scaled)
     missing = n < present + total["missing"]
     if std <= 1e-12 * abs(mean):
-        return Planned(kind, mean, 0.0, missing=True) if missing else "all values are the same"  # type: ignore[arg-type]
-    return Planned(kind, mean, std, missing)  # type: ignore[arg-type]
+        return Planned(kind, mean, 0.0, True, texts) if missing else "all values are the same"  # type: ignore[arg-type]
+    return Planned(kind, mean, std, missing, texts)  # type: ignore[arg-type]
 
 
 def identifying(facts: Sequence[Facts]) -> str | None:
@@ -531,7 +572,7 @@ def identifying(facts: Sequence[Facts]) -> str | None:
         >>> identifying([Facts(words=10, different=10)]), identifying([Facts(words=10, different=3)])
         ('10 of 10 texts differ within their clients, so that they identify rows', None)
     """
-    present = sum(each.numbers + each.dates + each.words for each in facts)
+    present = sum(each.present for each in facts)
     most, differ = max(each.different for each in facts), sum(each.different for each in facts)
     if differ > 0.9 * present or (differ >= 0.5 * present and most > _FEW):
         return f"{differ} of {present} texts differ within their clients, so that they identify rows"
@@ -559,9 +600,11 @@ def refused(frame: Any, plan: Plan) -> str | None:
         >>> refused(table, Plan({"ill": Planned("category")}))
     """
     frame = as_pandas(frame)
-    categories = [name for name, column in plan.columns.items() if column.kind == "category"]
-    for name in categories + ([plan.label] if plan.label is not None and plan.task == "classification" else []):
-        facts = _facts(cells(series(frame, name), name))
+    texts = {name: column.texts for name, column in plan.columns.items() if column.kind == "category"}
+    if plan.label is not None and plan.task == "classification":
+        texts[plan.label] = plan.texts
+    for name, same in texts.items():
+        facts = _facts(cells(series(frame, name), name, same))
         if facts.different > _HANDFUL and (why := identifying([facts])):
             return f"column {shown(name)}: {why}"
     return None
@@ -587,15 +630,21 @@ def merge(moments: Sequence[tuple[Any, ...]]) -> tuple[int, float, float]:
 
 def _task(label: str, facts: Mapping[str, Facts], task: Any) -> Any:
     for client, each in facts.items():
-        present = each.numbers + each.dates + each.words
+        present = each.present
         lacking = each.missing if task != "regression" else each.missing + each.dates + each.words
         if lacking and present:
             rows = f"{lacking} of {present + each.missing} rows"
-            raise DataError(f"{client}: label {shown(label)} is missing or no number in {rows}; leave these rows out")
+            raise UnreadLabel(client, f"label {shown(label)} is missing or no number in {rows}; leave these rows out")
         if not present:
             raise DataError(f"{client}: label {shown(label)} is missing in all rows; leave this client out")
     if task is not None:
         return task
+    present, numbers = (sum(getattr(each, name) for each in facts.values()) for name in ("present", "numbers"))
+    if numbers < present <= 2 * numbers and max(each.different for each in facts.values()) > _CLASSES:
+        client, each = next((client, each) for client, each in facts.items() if each.numbers < each.present)
+        what = f"label {shown(label)} is a number in {numbers} of {present} rows, but not in {present - numbers}"
+        way_out = "correct these cells, leave their rows out, or say task='classification'"
+        raise UnreadLabel(client, f"{what}, {each.present - each.numbers} of them here; {way_out}")
     numbers = all(each.numbers and not each.words and not each.dates for each in facts.values())
     whole = numbers and all(each.whole == each.numbers for each in facts.values())
     few = max(each.different for each in facts.values()) <= _CLASSES
@@ -647,7 +696,7 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
         names = (
             class_names(plan.label, [summary.counts[plan.label] for summary in by_client.values()]) if classes else None
         )
-        label = Label(plan.label, names)
+        label = Label(plan.label, names, plan.texts)
     return Transform(tuple(columns), label, dropped)
 
 
@@ -657,11 +706,11 @@ def _fitted(
     if planned.kind == "category":
         return _categories(name, planned, counts, plan.max_categories)
     if planned.std == 0:
-        return Column(name, "flag", missing=True)
+        return Column(name, "flag", missing=True, texts=planned.texts)
     fill = _median(planned, counts) if planned.missing else None
     mean, scale = (0.0, 1.0) if plan.scale is None and planned.kind == "number" else (planned.mean, planned.std)
     low, high = _limits(planned, reach)
-    return Column(name, planned.kind, mean, scale, fill, planned.missing, low=low, high=high)
+    return Column(name, planned.kind, mean, scale, fill, planned.missing, low=low, high=high, texts=planned.texts)
 
 
 def _limits(planned: Planned, reach: Sequence[tuple[int, int]]) -> tuple[float, float] | tuple[None, None]:
@@ -681,7 +730,7 @@ def _categories(name: str, planned: Planned, counts: Sequence[Counts], most: int
     if not ranked:
         raise DataError(f"column {shown(name)}: the summaries hold no value of it; make them anew")
     if len(ranked) == 1 and not rest:
-        return Column(name, "flag", missing=True) if planned.missing else None
+        return Column(name, "flag", missing=True, texts=planned.texts) if planned.missing else None
     other = rest > 0 or len(ranked) > most
     kept = tuple(sorted(ranked[:most]))
     return Column(
@@ -691,6 +740,7 @@ def _categories(name: str, planned: Planned, counts: Sequence[Counts], most: int
         missing=planned.missing,
         categories=kept,
         other=other,
+        texts=planned.texts,
     )
 
 

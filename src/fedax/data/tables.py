@@ -4,25 +4,38 @@ Libraries do the reading. Files are not trusted: the sizes that they declare are
 memory is allocated.
 """
 
-import csv
-import functools
+import dataclasses
 import glob
 import importlib
+import itertools
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedax.data.cells import CellError, Cells, as_pandas, cells, few, series, shown
+from fedax.data.cells import (
+    CellError,
+    Cells,
+    alike_numbers,
+    as_pandas,
+    cells,
+    column_name,
+    few,
+    same_texts,
+    series,
+    shown,
+)
+from fedax.data.delimited import read_csv
+from fedax.data.doubts import unread_of
 from fedax.data.federated import FederatedData
 from fedax.data.formats import need, parse_json, reading, room
-from fedax.data.overview import overview
+from fedax.data.overview import Overview, overview
 from fedax.data.pictures import decoded, stacked
-from fedax.data.summaries import Counts, class_names, fit, kinds_of, plan, summarize
+from fedax.data.summaries import Counts, UnreadLabel, class_names, fit, kinds_of, plan, summarize
 from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
 from fedax.files import name_of, regular
@@ -30,15 +43,6 @@ from fedax.files import name_of, regular
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
 Files = str | os.PathLike | Sequence[str | os.PathLike]
-
-_END = "\0"
-_NO_TEXT = {  # how files begin that are no text
-    b"\x1f\x8b": "it is packed by gzip; unpack it first",
-    b"PK\x03\x04": "it is a ZIP archive or an Excel workbook; unpack it, or save the sheet as CSV",
-    b"\xd0\xcf\x11\xe0": "it is an Excel workbook; save the sheet as CSV",
-    b"PAR1": "it is a Parquet file; read it as such",
-}
-_FIRST_LINE = 65_536  # the most characters of a file's first line
 
 
 @complete
@@ -93,7 +97,7 @@ def from_frames(
     elif label is None:
         raise ConfigError("label", None, "this is missing; name the column to predict")
     else:
-        fitted, target = None, label
+        fitted, target = None, column_name(label)
     for name, table in tables.items():
         if not len(table):
             raise DataError(f"{name}: its table has no rows; leave it out")
@@ -101,11 +105,31 @@ def from_frames(
             tables[name] = with_labels(name, table, target, drop_missing_labels)
     if fitted is None:
         first = {name: _naming_client(name, summarize, table) for name, table in tables.items()}
-        column_plan = plan(first, label, columns, task, scale, max_categories, drop)
+        try:
+            column_plan = plan(first, target, columns, task, scale, max_categories, drop)
+        except UnreadLabel as error:
+            given = series(tables[error.client], str(target))
+            row = int(np.flatnonzero(np.isnan(cells(given, str(target)).numbers))[0])
+            raise DataError(f"{error}; row {row} is {shown(given.iloc[row])}") from None
         second = {name: _naming_client(name, summarize, table, column_plan) for name, table in tables.items()}
         fitted, columns_seen = fit(column_plan, second), overview(column_plan, first, second)
+        columns_seen = _with_words(columns_seen, fitted, tables)
     arrays = {name: _naming_client(name, fitted, table) for name, table in tables.items()}
     return FederatedData.from_clients(arrays, transform=fitted, overview=columns_seen)
+
+
+def _with_words(columns: Overview, fitted: Transform, tables: Mapping[str, Any]) -> Overview:
+    """The overview with the first few cells that cannot be read, for these tables are not those of others."""
+    kinds = {column.name: column for column in fitted.columns}
+    notes = []
+    for note in columns.notes:
+        if note.looks == "unread" and note.column in kinds:
+            column = kinds[note.column]
+            found = (unread_of(column.kind, series(table, column.name), column.name) for table in tables.values())
+            words = few(dict.fromkeys(itertools.chain.from_iterable(found)))
+            note = dataclasses.replace(note, why=f"{note.why}, such as {words}")
+        notes.append(note)
+    return dataclasses.replace(columns, notes=tuple(notes))
 
 
 def _naming_client(client: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -146,14 +170,15 @@ def from_csv(
     scale: Scale = "standard",
     max_categories: int = 50,
     drop_missing_labels: bool = False,
-    decimal: str = ".",
-    encoding: str = "utf-8",
+    decimal: str | None = None,
+    encoding: str | None = None,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
 ) -> FederatedData:
     """Clients' CSV files: one client a file, named by it, or by a column that says whose each row is.
 
-    Columns are separated by commas, semicolons or tabs, whichever the first line has most of; it has the names.
+    How each file is written is found: what separates its cells (commas, semicolons, tabs or bars), its encoding, and
+    how its numbers are written. The first line has the names of columns. A file may be packed by gzip, as ``x.csv.gz``.
 
     Args:
         files: a pattern such as ``"hospitals/*.csv"``, a folder with ``*.csv``, a file, or a list of files.
@@ -163,8 +188,9 @@ def from_csv(
         task: ``"classification"`` or ``"regression"``. Default: by the label.
         scale, max_categories: as of :func:`fedax.data.plan`.
         drop_missing_labels: whether rows without a label are left out, in place of an error.
-        decimal: what decimals are written with, ``"."`` or ``","``.
-        encoding: of the files, such as ``"latin-1"``; a byte-order mark of UTF-8 is understood.
+        decimal: what decimals are written with, ``"."`` or ``","``. Default: found for each file.
+        encoding: of the files, such as ``"latin-1"``. Default: for each file, UTF-16 if it is marked so, else UTF-8,
+            else cp1252, which has the characters of Latin-1.
         transform: one that was fitted before, or its file: new rows become the same numbers.
         drop: columns that are left out.
 
@@ -185,183 +211,41 @@ def from_csv(
         (FederatedData(2 clients, 4 examples, 2 to 2 a client), ('age', 'age is missing', 'ward = A', 'ward = B'))
         >>> folder.cleanup()
     """
-    if decimal not in (".", ","):
-        raise ConfigError("decimal", decimal, 'give "." or ","')
-    frames = _by_client(files, "csv", client, lambda path: read_csv(path, decimal, encoding))
-    return from_frames(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    written: dict[str, str] = {}
+    dropped = [name for name, kind in kinds_of(columns, drop).items() if kind == "drop"]
+
+    def read(path: Path) -> Any:
+        frame = read_csv(path, decimal, encoding, drop=dropped)
+        if how := frame.attrs.pop("written"):
+            written["/".join(path.parts[-2:])] = how
+        return frame
+
+    frames = _by_client(files, "csv", client, read)
+    data = from_frames(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    if data.overview is not None:
+        data.overview = dataclasses.replace(data.overview, read=written)
+    return data
 
 
 def read_table(
-    path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Sequence[str] = (), drop: Sequence[str] = ()
+    path: Path,
+    decimal: str | None = None,
+    encoding: str | None = None,
+    texts: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> Any:
-    """A .csv or .parquet file as a table of pandas, without the columns ``drop``; the rest as of :func:`read_csv`.
+    """A .csv or .parquet file as a table of pandas, without the columns ``drop``.
+
+    The rest is as of :func:`fedax.data.delimited.read_csv`.
 
     Raises:
-        DataError: as of :func:`read_csv`; a column of ``drop`` is not there.
+        DataError: as of ``read_csv``; a column of ``drop`` is not there.
     """
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         table = _arrow_to_pandas(_read_parquet(path), path, kinds_of(None, drop), None)
     else:
-        table = read_csv(path, decimal, encoding, texts)
-    for name in drop:
-        series(table, name, "drop")
-    return table.drop(columns=list(drop))
-
-
-def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Sequence[str] = ()) -> Any:
-    """A CSV file as a table of pandas, with the names of its first line.
-
-    Args:
-        path: the file.
-        decimal, encoding: as of :func:`from_csv`.
-        texts: columns whose cells stay as they are written, such as 007.
-
-    Raises:
-        ConfigError: there is no such encoding.
-        DataError: another kind of file; no rows; a line with more cells than names, or a last one with fewer; a quote
-            that is not closed; a byte 0; the first line once more.
-
-    Warns:
-        DoubtfulWarning: a quoted cell spans lines, as it does where a closing quote is missing; lines have fewer cells.
-    """
-    import pandas
-
-    if not regular(path):
-        raise DataError(f"{path}: the file is empty; leave it out")
-    try:
-        with path.open("rb") as raw:
-            start = raw.read(4)
-        if kind := next((kind for bytes_, kind in _NO_TEXT.items() if start.startswith(bytes_)), None):
-            raise DataError(f"{path}: {kind}")
-        if start[:2] in (b"\xff\xfe", b"\xfe\xff") and "16" not in encoding:
-            raise DataError(f"{path}: it is text in UTF-16; give encoding='utf-16', --encoding utf-16")
-        encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
-        with path.open(encoding=encoding, newline="") as file:
-            lines = iter(lambda: file.readline(_FIRST_LINE), "")
-            head = next((line for line in lines if line.strip()), "")
-            names, separator = _header(head, decimal)
-    except LookupError:
-        raise ConfigError("encoding", encoding, 'there is none of this name; give "utf-8" or "latin-1"') from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: {_not_text(error, encoding)}") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except csv.Error as error:
-        raise DataError(f"{path}: its first line is not that of a CSV file ({error})") from None
-    if len(head) >= _FIRST_LINE or len(names) > 10_000:
-        raise DataError(f"{path}: its first line is too long for the names of columns; is it a CSV file?")
-    if "" in names or len({*names}) < len(names):
-        twice = next((name for k, name in enumerate(names) if name in names[:k]), "")
-        what = f"two columns are called {shown(twice)}" if twice else f"column {names.index('') + 1} has no name"
-        raise DataError(f"{path}: {what}; the first line has to name each column")
-    _check_lines(path, encoding, names, separator)
-    exact = [name for name in texts if name in names]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # rows with more cells than names
-            read = functools.partial(
-                pandas.read_csv,
-                path,
-                sep=separator,
-                decimal=decimal,
-                encoding=encoding,
-                header=0,
-                names=names,
-                index_col=False,
-                skipinitialspace=True,
-                low_memory=False,
-                compression=None,
-            )
-            table = read(dtype=dict.fromkeys(exact, str))
-            infinite = [name for name in names if table[name].dtype.kind == "f" and np.isinf(table[name]).any()]
-            if infinite:  # pandas takes 1e400 for an infinity, and it has to be refused
-                table = read(dtype=dict.fromkeys([*exact, *infinite], str))
-    except (ValueError, OSError, OverflowError, MemoryError, Warning) as error:
-        text = str(error).removeprefix("Error tokenizing data. C error: ")
-        raise DataError(f"{path}: cannot be read as CSV ({shown(text)}); separator {separator!r}") from None
-    if not len(table):
-        raise DataError(f"{path}: it has no rows below the names of columns; leave it out")
-    if decimal == ",":
-        return table.apply(_with_decimal_points)
-    return table
-
-
-def _check_lines(path: Path, encoding: str, names: Sequence[str], separator: str) -> None:
-    """Refuse lines that pandas would take for the rest of a cell; warn of cells that span lines, and of short lines."""
-    spans: list[tuple[int, int]] = []  # lines of a row, and its first
-    short: list[str] = []
-    with path.open(encoding=encoding, newline="") as file:
-        rows = csv.reader(_lines(path, file), delimiter=separator, skipinitialspace=True)
-        begin, header, cut = 1, True, ""
-        try:
-            for row in rows:
-                at, span = f"line {begin}", rows.line_num - begin + 1
-                if row == [_END]:
-                    break
-                if row and row[-1].endswith(_END):
-                    raise DataError(
-                        f"{path}: {at}: a quote is not closed, and its cell runs to the end of the file; close it"
-                    )
-                if header and span > 1:
-                    raise DataError(f"{path}: {at}: the name of a column spans lines; write each name in one line")
-                if len(row) > 1 or any(row):  # not an empty line
-                    sizes = f"{at} has {len(row)} of {len(names)} cells"
-                    if any(row[len(names) :]):
-                        raise DataError(f"{path}: {sizes}; give each line as many as the first line has names")
-                    if not header and [cell.strip() for cell in row[: len(names)]] == names:
-                        raise DataError(f"{path}: {at} has the names of columns once more; leave it out")
-                    header, cut = False, sizes if len(row) < len(names) else ""
-                    short += [cut] if cut else []
-                if span > 1:
-                    spans.append((span, begin))
-                begin = rows.line_num + 1
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: {_not_text(error, encoding)}") from None
-        except csv.Error:  # more characters than csv takes
-            way_out = f"has a cell of more than {csv.field_size_limit()} characters; is its quote closed?"
-            raise DataError(f"{path}: line {begin} {way_out}") from None
-    if cut:
-        raise DataError(f"{path}: {cut}, and is the last; is the file cut off?")
-    notes = []
-    if short:
-        notes.append(f"{short[0]}, the first of {len(short)} lines with fewer; their other cells count as missing")
-    if spans:
-        longest, where = max(spans, key=lambda each: each[0])
-        notes.append(
-            f"rows with a quoted cell that spans lines: {len(spans)}; line {where} begins one of {longest}. If that is "
-            "not meant, a quote is not closed"
-        )
-    for note in notes:
-        warnings.warn(f"{path}: {note}", DoubtfulWarning, stacklevel=caller_level())
-
-
-def _lines(path: Path, file: Iterable[str]) -> Iterator[str]:
-    """The lines of a CSV file, none of which has a character 0; then one more, which is nothing else."""
-    for number, line in enumerate(file, 1):
-        if _END in line:
-            raise DataError(f"{path}: line {number} has a character 0; the file is damaged, or in another encoding")
-        yield line
-    yield _END
-
-
-def _with_decimal_points(column: Any) -> Any:
-    """A column of texts with a decimal point in its numbers: pandas leaves the comma if other cells are words."""
-    if column.dtype.kind != "O":
-        return column
-    return column.str.replace(r"^\s*([+-]?\d+),(\d+)\s*$", r"\1.\2", regex=True)
-
-
-def _header(line: str, decimal: str) -> tuple[list[str], str]:
-    """The names of columns, and what separates them."""
-    outside = re.sub(r'"[^"]*"', "", line)
-    candidates = [each for each in (",", ";", "\t") if each != decimal]
-    separator = max(candidates, key=outside.count)
-    return [name.strip() for name in next(csv.reader([line], delimiter=separator, skipinitialspace=True))], separator
-
-
-def _not_text(error: UnicodeDecodeError, encoding: str) -> str:
-    encoding = encoding.removesuffix("-sig")
-    return f"not text in {encoding} (byte {error.object[error.start]:#04x}); try encoding='latin-1', --encoding latin-1"
+        table = read_csv(path, decimal, encoding, texts, drop)
+    return table.drop(columns=[series(table, name, "drop").name for name in drop])
 
 
 @complete
@@ -442,17 +326,14 @@ def from_arrow(
     for place, each in zip(places, given, strict=True):
         if not place.is_dir():
             raise ConfigError("folders", str(each), "there is no such folder")
-    if len(places) == 1 and not list(places[0].glob("*.arrow")):
-        places = sorted(
-            (each for each in places[0].iterdir() if each.is_dir() and list(each.glob("*.arrow"))), key=_sort_key
-        )
+    places = [_only_split(place) for place in places]
+    if len(places) == 1 and not _arrow_files(places[0]):
+        inside = [each for each in places[0].iterdir() if each.is_dir() and not _hidden(each)]
+        places = sorted((each for each in map(_only_split, inside) if _arrow_files(each)), key=_sort_key)
     if not places:
         raise ConfigError("folders", str(given[0]) if given else None, "no *.arrow is in it, nor in a folder below it")
     for place, name in zip(places, _names(places), strict=True):
-        parts = [
-            _arrow_to_pandas(_read_arrow(path), path, chosen, size)
-            for path in sorted(place.glob("*.arrow"), key=_sort_key)
-        ]
+        parts = [_arrow_to_pandas(_read_arrow(path), path, chosen, size) for path in _arrow_files(place)]
         if not parts:
             raise ConfigError("folders", str(place), "no *.arrow is in it")
         frames[name] = parts
@@ -473,7 +354,9 @@ def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: A
     if label is None:
         raise ConfigError("label", None, "this is missing; name the column to predict")
     x = stacked({name: list(series(frame, pictures[0])) for name, frame in frames.items()})
-    labels = {name: cells(series(frame, label, "label"), label) for name, frame in frames.items()}
+    given = {name: series(frame, label, "label") for name, frame in frames.items()}
+    agreed = same_texts(cells(column, label) for column in given.values())
+    labels = {name: cells(column, label, agreed) for name, column in given.items()}
     for name, column in labels.items():
         if column.missing.any():
             raise DataError(f"{name}: label {shown(label)}, row {np.flatnonzero(column.missing)[0]} is missing")
@@ -485,7 +368,44 @@ def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: A
         if bad := [text for text in texts if text not in place]:
             raise DataError(f"{name}: label {shown(label)} is {shown(bad[0])}; the classes are {few(classes)}")
         arrays[name] = {"x": x[name], "y": np.array([place[text] for text in texts], np.int32)[codes]}
-    return FederatedData.from_clients(arrays, transform=Transform((), Label(label, tuple(classes))))
+    return FederatedData.from_clients(arrays, transform=Transform((), Label(label, tuple(classes), agreed)))
+
+
+def _only_split(folder: Path) -> Path:
+    """The folder of the one split, if Hugging Face wrote this folder for several of them.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    if not (folder / "dataset_dict.json").exists():
+        return folder
+    splits = _told(folder / "dataset_dict.json", "splits", str)
+    if len(splits) != 1:
+        way_out = f"name the folder of one of them, such as {str(folder / splits[0])!r}" if splits else "it has none"
+        raise ConfigError("folders", str(folder), f"its dataset_dict.json has the splits {few(splits)}; {way_out}")
+    return folder / splits[0]
+
+
+def _arrow_files(folder: Path) -> list[Path]:
+    """The files of a data set: those that its state.json names, or else all but what is kept from computations."""
+    listed = _told(folder / "state.json", "_data_files", dict) if (folder / "state.json").exists() else []
+    files = [folder / str(each.get("filename")) for each in listed]
+    if any(file.parent != folder for file in files):
+        raise DataError(f"{folder / 'state.json'}: it names a file outside of its folder")
+    found = [each for each in _listed(folder, "arrow") if not each.name.startswith(("cache-", "tmp"))]
+    return files or sorted(found, key=_sort_key)
+
+
+def _told(path: Path, field: str, kind: type) -> list[Any]:
+    """A list of Hugging Face in a JSON file; empty if it is not there."""
+    try:
+        content = parse_json(path.read_bytes()) if regular(path) < 1 << 24 else None
+        found = content.get(field, []) if isinstance(content, dict) else None
+        if not isinstance(found, list) or not all(isinstance(each, kind) for each in found):
+            raise ValueError("it is not what Hugging Face writes")
+        return found
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({shown(str(error))})") from None
 
 
 # ---- files and clients
@@ -502,10 +422,15 @@ def _paths_of(files: Files, ending: str) -> list[Path]:
         text = os.fspath(files)
         place = Path(text)
         if place.is_dir():
-            if paths := sorted(place.glob(f"*.{ending}"), key=_sort_key):
+            if paths := sorted(_listed(place, ending, f"{ending}.gz"), key=_sort_key):
                 return paths
             raise ConfigError("files", text, f"no *.{ending} is in this folder")
-        if paths := [place] if place.exists() else sorted(map(Path, glob.glob(text, recursive=True)), key=_sort_key):
+        if place.exists():
+            return [place]
+        pattern = re.sub(r"[a-z]", lambda each: f"[{each[0]}{each[0].upper()}]", text[-len(ending) :])
+        pattern = text[: -len(ending)] + pattern if text.endswith(f".{ending}") else text
+        found = [Path(each) for each in glob.glob(pattern, recursive=True)]
+        if paths := sorted((each for each in found if not _hidden(each)), key=_sort_key):
             return paths
         what = "no file fits this pattern" if glob.has_magic(text) else "there is no such file"
         raise ConfigError("files", text, what)
@@ -514,9 +439,26 @@ def _paths_of(files: Files, ending: str) -> list[Path]:
     return [Path(each) for each in files]
 
 
+def _listed(folder: Path, *endings: str) -> list[Path]:
+    """The files in a folder with one of these endings, in any case."""
+    given = tuple(f".{each}" for each in endings)
+    return [each for each in folder.iterdir() if each.name.lower().endswith(given) and not _hidden(each)]
+
+
+def _hidden(path: Path) -> bool:
+    """Whether a file is one that programs put beside those of a person, such as the lock of an open workbook."""
+    return path.name.startswith((".", "~$"))
+
+
+def stem(path: Path) -> str:
+    """The name of a file without its ending; .csv.gz is one."""
+    name = path.name[:-3] if path.name.lower().endswith(".gz") else path.name
+    return column_name(Path(name).stem if Path(name).suffix else name)
+
+
 def _sort_key(path: Path) -> list[Any]:
     """Sorts client-2 before client-10, and files of one folder by what clients are called: without the ending."""
-    return [by_value(str(path.parent)), by_value(path.stem), path.name]
+    return [by_value(str(path.parent)), by_value(stem(path)), path.name]
 
 
 def by_value(text: str) -> list[Any]:
@@ -535,11 +477,11 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _unique(paths: Sequence[Path]) -> list[str]:
-    stems = [path.stem if path.suffix else path.name for path in paths]
+    stems = [stem(path) for path in paths]
     if len({*stems}) == len(stems):
         return stems
     above = Path(os.path.commonpath([path.absolute().parent for path in paths]))
-    names = [path.absolute().relative_to(above).with_suffix("").as_posix() for path in paths]
+    names = [(path.absolute().parent.relative_to(above) / stem(path)).as_posix() for path in paths]
     if len({*names}) < len(names):
         twice = next(name for k, name in enumerate(names) if name in names[:k])
         raise ConfigError("files", twice, "this file is given twice, or with two endings; each is one client")
@@ -553,16 +495,23 @@ def _divided(tables: dict[str, Any], client: str | None) -> dict[str, Any]:
     if client is None:
         return tables
     parts: dict[str, list[Any]] = {}
+    agreed = same_texts(_naming_client(file, _cells_of, table, client, "client") for file, table in tables.items())
     for file, table in tables.items():
-        texts, codes = _naming_client(file, _cells_of, table, client, "client").texts
+        texts, codes = cells(series(table, client), client, agreed).texts
         if (codes < 0).any():
             raise DataError(
                 f"{file}: column {shown(client)}, row {np.flatnonzero(codes < 0)[0]} does not say whose it is"
             )
-        rest = table.drop(columns=client)
+        rest = table.drop(columns=series(table, client).name)
         order = np.argsort(codes, kind="stable")
         for text, rows in zip(texts, np.split(order, np.cumsum(np.bincount(codes))[:-1]), strict=True):
             parts.setdefault(text, []).append(rest.iloc[rows].reset_index(drop=True))
+    for alike in alike_numbers(parts):
+        warnings.warn(
+            f"column {shown(client)}: {few(alike)} are clients of their own; write a client in one way, if it is one",
+            DoubtfulWarning,
+            stacklevel=caller_level(),
+        )
     return {name: _concatenated(name, parts[name]) for name in sorted(parts, key=by_value)}
 
 
@@ -574,7 +523,27 @@ def _concatenated(name: str, parts: Sequence[Any]) -> Any:
         if {*part.columns} != {*parts[0].columns}:
             differ = {*part.columns} ^ {*parts[0].columns}
             raise DataError(f"{name}: its files have different columns ({few(sorted(differ))})")
-    return parts[0] if len(parts) == 1 else pandas.concat(parts, ignore_index=True)
+    if len(parts) == 1:
+        return parts[0]
+    return pandas.DataFrame({column: _joined([part[column] for part in parts]) for column in parts[0].columns})
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """The cells of one column in several files, each as it is."""
+    import pandas
+
+    if all(isinstance(part.dtype, pandas.CategoricalDtype) for part in parts):
+        categories = [part.cat.set_categories(part.cat.categories.astype(object)) for part in parts]
+        return pandas.Series(pandas.api.types.union_categoricals(categories))
+    if any(part.dtype.name == "numbers and words" for part in parts):
+        from fedax.data.mixed import NumbersAndWords
+
+        if all(part.dtype.kind in "iuf" or part.dtype.name == "numbers and words" for part in parts):
+            return pandas.concat([pandas.Series(NumbersAndWords.of(part)) for part in parts], ignore_index=True)
+    kinds = {part.dtype.kind for part in parts}
+    if "f" in kinds and any(part.dtype.kind in "iu" and part.abs().max() >= 2**53 for part in parts):
+        parts = [part.astype(object) for part in parts]
+    return pandas.concat(parts, ignore_index=True)
 
 
 # ---- pyarrow
@@ -640,7 +609,7 @@ def _arrow_to_pandas(table: Any, path: Path, columns: Any, size: Sequence[int] |
     names = _class_labels(table.schema.metadata or {}, path)
     with reading(path, "a table"):
         for field in table.schema:
-            if (columns or {}).get(field.name) == "drop":
+            if (columns or {}).get(column_name(field.name)) == "drop":
                 columns_read[field.name] = pandas.Series(np.full(table.num_rows, np.nan))
                 continue
             column = table.column(field.name)
@@ -666,11 +635,22 @@ def _arrow_to_pandas(table: Any, path: Path, columns: Any, size: Sequence[int] |
                 values_read = pandas.Categorical.from_codes(numbers, categories=names[field.name])
                 columns_read[field.name] = pandas.Series(values_read)
             else:
-                values = column.to_pandas()
-                columns_read[field.name] = values.astype(object) if hasattr(values.dtype, "categories") else values
+                columns_read[field.name] = _cells_of_arrow(column)
     if not columns_read or not table.num_rows:
         raise DataError(f"{path}: it has no rows, or no columns; leave it out")
     return pandas.DataFrame(columns_read)
+
+
+def _cells_of_arrow(column: Any) -> Any:
+    """The cells of a column; whole numbers with gaps are not rounded to floats."""
+    import pandas
+    from pyarrow import types
+
+    if types.is_integer(column.type) and column.null_count:
+        gaps = column.is_null().to_numpy()
+        return pandas.Series(pandas.arrays.IntegerArray(column.fill_null(0).to_numpy(), gaps))
+    values = column.to_pandas()
+    return values.astype(object) if hasattr(values.dtype, "categories") else values
 
 
 def _plain_kind(kind: Any) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedax.data.cells import LARGE, Cells, as_pandas, cells, check_range, few, series, shown
+from fedax.data.cells import LARGE, Cells, Texts, as_pandas, cells, check_range, few, series, shown
 from fedax.data.doubts import Doubts, doubts_of
 from fedax.data.formats import parse_json
 from fedax.data.portable import sin_cos
@@ -29,6 +29,14 @@ class Strict:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
+_LATER: dict[str, Any] = {"texts": "numeric", "marks": 0, "odd": False, "truth": "", "unread": (), "read": {}}
+
+
+def _without_later(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Without fields that later versions added, where they say nothing: the file and its digest stay what they were."""
+    return {name: value for name, value in fields if name not in _LATER or value != _LATER[name]}
+
+
 class Document(Strict):
     """A frozen dataclass of plain values that is a JSON file."""
 
@@ -37,7 +45,7 @@ class Document(Strict):
     def to_json(self) -> dict[str, Any]:
         """As a table of plain values, which :meth:`from_json` reads."""
         instance: Any = self
-        return {"fedax": self.form, **dataclasses.asdict(instance)}
+        return {"fedax": self.form, **dataclasses.asdict(instance, dict_factory=_without_later)}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any] | str | bytes) -> Self:
@@ -151,6 +159,8 @@ class Column(Strict):
         categories: those with a feature, in its order.
         other: whether one more feature stands for all other categories.
         low, high: of numbers and dates (in days): what is beyond is far outside of training; ``None``: not known.
+        texts: when two cells are the same. ``"written"``: if they are written alike. ``"numeric"``: also if they are
+            plain numbers of one value, as 1 and 1.0 are. ``"truth"``: also if both are true, as True and 1 are.
 
     Raises:
         DataError: values that do not go together.
@@ -170,6 +180,7 @@ class Column(Strict):
     other: bool = False
     low: float | None = None
     high: float | None = None
+    texts: Texts = "numeric"
 
     def __post_init__(self) -> None:
         numbers = [self.mean, self.scale] + ([self.fill] if isinstance(self.fill, float) else [])
@@ -218,17 +229,19 @@ class Label(Strict):
     Args:
         name: its column.
         classes: their texts, in the order of their numbers; ``None``: the label is a number.
+        texts: when two cells are the same class, as of :class:`Column`.
 
     Raises:
         DataError: values that do not go together.
 
     Example:
         >>> Label("ill", ("no", "yes"))
-        Label(name='ill', classes=('no', 'yes'))
+        Label(name='ill', classes=('no', 'yes'), texts='numeric')
     """
 
     name: str
     classes: tuple[str, ...] | None = None
+    texts: Texts = "numeric"
 
     def __post_init__(self) -> None:
         if self.classes is not None and not 2 <= len({*self.classes}) == len(self.classes):
@@ -314,7 +327,7 @@ class Transform(Document):
         for column in self.columns:
             width = len(column.features)
             given = series(frame, column.name)
-            _fill(out[:, at : at + width], cells(given, column.name), column, given)
+            _fill(out[:, at : at + width], cells(given, column.name, column.texts), column, given)
             at += width
         return out
 
@@ -332,7 +345,7 @@ class Transform(Document):
         """
         frame = as_pandas(frame)
         given = ((column, series(frame, column.name)) for column in self.columns)
-        return doubts_of(((column, cells(each, column.name), each) for column, each in given), len(frame))
+        return doubts_of(((column, cells(each, column.name, column.texts), each) for column, each in given), len(frame))
 
 
 def _fill(out: np.ndarray, read: Cells, column: Column, given: Any) -> None:
@@ -362,7 +375,7 @@ def _fill(out: np.ndarray, read: Cells, column: Column, given: Any) -> None:
 
 
 def _labels(column: Any, label: Label) -> np.ndarray:
-    read = cells(column, label.name)
+    read = cells(column, label.name, label.texts)
     if label.classes is None:
         missing = np.isnan(read.numbers)
         if missing.any():

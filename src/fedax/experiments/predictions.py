@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedax
-from fedax.data.cells import shown
+from fedax.data.cells import cells, shown
 from fedax.data.doubts import Doubts, refuse
 from fedax.data.formats import BAD_HEADER
 from fedax.data.tables import read_table
@@ -16,7 +16,7 @@ from fedax.files import cell, regular, write_atomic
 
 Path = pathlib.Path
 
-_TABLES = (".csv", ".parquet")
+_TABLES = (".csv", ".csv.gz", ".parquet")
 
 
 class Predicted(NamedTuple):
@@ -26,19 +26,21 @@ class Predicted(NamedTuple):
         rows: how many rows were predicted.
         measured: the loss and the metrics of the task if all rows have labels, else empty.
         doubts: cells unlike all that the model was trained on; ``None`` for arrays.
+        written: how a .csv file is written, where that was found and is not the usual way.
     """
 
     rows: int
     measured: dict[str, float]
     doubts: Doubts | None
+    written: str = ""
 
 
 def predict_file(
     model: Model,
     source: str | Path,
     out: str | Path,
-    decimal: str = ".",
-    encoding: str = "utf-8",
+    decimal: str | None = None,
+    encoding: str | None = None,
     strict: bool = False,
 ) -> Predicted:
     """Predict for each row of a file, and write a table of the predictions.
@@ -86,14 +88,17 @@ def predict_file(
         raise ConfigError("out", str(out), "there is no such folder; make it first")
     unused_columns: dict[str, Any] = {}
     batch: Any
-    doubts = None
-    if source.suffix in _TABLES:
+    doubts, written = None, ""
+    if source.name.lower().endswith(_TABLES):
         if model.transform is None:
             raise DataError(f"{source}: the model was trained on arrays and not on a table; give an .npy file")
         table = read_table(source, decimal, encoding, tuple(model.transform.dropped))
         unused_columns = {name: table[name].to_numpy() for name in table.columns if name in model.transform.dropped}
         label = model.transform.label
-        labelled = label is not None and label.name in table.columns and not table[label.name].isna().any()
+        labelled = (
+            label is not None and label.name in table.columns and not cells(table[label.name], label.name).missing.any()
+        )
+        written = table.attrs.get("written", "")
         try:
             doubts = model.doubts(table)
             if strict:
@@ -119,13 +124,13 @@ def predict_file(
         columns["prediction"] = np.array([_safe(text) for text in answer], object)
     if doubts is not None:
         columns["doubts"] = [_safe(text) for text in doubts.by_row()]  # doubts contain names of columns
-    written = {_safe(name): column for name, column in unused_columns.items()}
+    out_columns = {_safe(name): column for name, column in unused_columns.items()}
     for name, column in columns.items():
-        if _safe(name) in written:
+        if _safe(name) in out_columns:
             raise DataError(f"{source}: its column {shown(name)} is called as one of the predictions; rename it")
-        written[_safe(name)] = column
+        out_columns[_safe(name)] = column
     try:
-        write_atomic(out, pandas.DataFrame(written).to_csv(index=False))
+        write_atomic(out, pandas.DataFrame(out_columns).to_csv(index=False))
     except OSError as error:
         raise ConfigError("out", str(out), f"cannot be written ({error.strerror or error})") from error
     measured: dict[str, float] = {}
@@ -133,7 +138,7 @@ def predict_file(
         held = fedax.FederatedData(batch, sizes=[len(batch["x"])])
         (row,) = fedax.evaluate(model.task, model.params, held).drop(columns=["name", "n"]).to_dict("records")
         measured = {str(name): float(value) for name, value in row.items()}
-    return Predicted(len(batch["x"]), measured, doubts)
+    return Predicted(len(batch["x"]), measured, doubts, written)
 
 
 def _safe(name: Any) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedax.data import FederatedData, Overview, Transform, summarize
-from fedax.data.tables import read_table
+from fedax.data.tables import read_table, stem
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message, Transport
 from fedax.engine.places.policy import Policy
@@ -83,10 +83,14 @@ def answering(
     options = dict(table)
     rows = read_rows(pathlib.Path(data), **options.pop("read"))
     say = functools.partial(print, flush=True)
+    if how := rows.attrs.get("written"):
+        say(f"{names[0]}: {data} is read as {how}")
     return Desk(rows, names[0], pathlib.Path(state).parent, site, say=say, **options).answer
 
 
-def read_rows(path: pathlib.Path, decimal: str = ".", encoding: str = "utf-8", drop: Sequence[str] = ()) -> Any:
+def read_rows(
+    path: pathlib.Path, decimal: str | None = None, encoding: str | None = None, drop: Sequence[str] = ()
+) -> Any:
     """A node's table, checked: every column of it can be summarised.
 
     Args:
@@ -97,8 +101,6 @@ def read_rows(path: pathlib.Path, decimal: str = ".", encoding: str = "utf-8", d
     Raises:
         ConfigError, DataError: it cannot be used.
     """
-    if decimal not in (".", ","):
-        raise ConfigError("decimal", decimal, 'give "." or ","')
     rows = read_table(path, decimal, encoding, drop=drop)
     if not len(rows.columns):
         raise DataError(f"{path}: no column is left")
@@ -146,10 +148,10 @@ def node(
 
     certificates.split(link)
     options = {name: value for name, value in (table or {}).items() if value}
-    if data.suffix in (".csv", ".parquet"):
+    if data.name.lower().endswith((".csv", ".csv.gz", ".parquet")):
         read = {name: options.pop(name) for name in ("decimal", "encoding", "drop") if name in options}
         read_rows(data, **read)
-        options, count, usual = {"read": read, **options}, 1, [name_of(data.stem)]
+        options, count, usual = {"read": read, **options}, 1, [name_of(stem(data))]
         for folder, field in ((test, "test"), (val, "val")):
             if folder is not None:
                 raise ConfigError(field, str(folder), "rows of a table are held out by [data.split]; leave it out")

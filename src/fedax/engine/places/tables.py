@@ -186,7 +186,7 @@ class Desk:
         if transform.label is None:
             raise NodeError("the transform has no label, and nothing is learned without one")
         label, rows = transform.label, self._labelled(transform.label.name)
-        found = cells(rows[label.name], label.name)
+        found = cells(series(rows, label.name), label.name, label.texts)
         texts, codes = found.texts
         bad = np.isnan(found.numbers) if label.classes is None else ~np.isin(texts, label.classes)[codes]
         if bad.any():
