@@ -385,3 +385,11 @@ def test_numbers_and_their_texts_are_the_same_cells(values):
         assert np.array_equal(typed.numbers, written.numbers)
         if texts == "numeric" or all(float(v) % 1 for v in values):
             assert typed.texts[0] == written.texts[0]
+
+
+def test_a_mark_of_a_missing_value_among_the_labels_is_a_class_that_is_noted():
+    table = pd.DataFrame({"age": range(40), "ill": ["yes", "no", "NA", "no"] * 10})
+    read = data.from_frames({"north": table, "south": table[table["ill"] != "NA"]}, label="ill")
+    assert read.transform.classes == ("NA", "no", "yes")
+    (note,) = (each for each in read.overview.notes if each.column == "ill")
+    assert note.looks == "unread" and "north (25 %)" in note.why and "south" not in note.why

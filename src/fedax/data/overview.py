@@ -219,7 +219,8 @@ def overview(
         - nearly constant, if one value makes up 99 % of it, or its standard deviation is below a millionth of its mean;
         - telling the site, if each client has one value in 99 % of its rows, but not all the same one;
         - to have one number in several spellings, if categories such as 1 and 1.0 are there beside words or codes;
-        - to have cells that cannot be read, if a number or date has words, which then count as missing;
+        - to have cells that cannot be read, if a number or date has words, which then count as missing, or if labels
+          are marks of a missing value, such as NA, which then are classes;
         - missing, if it is so in more than half the rows of a client with 20 rows or more.
 
     Source:
@@ -246,6 +247,8 @@ def overview(
     of_label = [_texts(answers, each, plan.label) for each in answers] if plan.label is not None else []
     if plan.label is not None and (why := _spellings(plan.texts, of_label)):
         notes.append(Note(plan.label, "spelling", why))
+    if plan.label is not None and plan.task == "classification":
+        notes += _marks_as_class(plan.label, facts[plan.label], by_client)
     for name in plan.columns:
         note = _note(name, plan, facts[name], by_client, answers)
         notes += [] if note is None else [note]
@@ -366,6 +369,13 @@ def _cannot_be_read(name: str, kind: str, facts: Sequence[Facts], given: Mapping
     counts = {client: _unread(kind, kind == "number", each) for client, each in zip(given, facts, strict=True)}
     shares = {client: n / max(given[client].rows, 1) for client, n in counts.items() if n}
     return [Note(name, "unread", f"no {kind} in {_by_site(shares)}")] if shares else []
+
+
+def _marks_as_class(label: str, facts: Sequence[Facts], given: Mapping[str, Summary]) -> list[Note]:
+    marks = zip(given, facts, strict=True)
+    shares = {client: each.marks / max(given[client].rows, 1) for client, each in marks if each.marks}
+    why = "NA and other marks of a missing value are classes of their own"
+    return [Note(label, "unread", f"{why} in {_by_site(shares)}")] if shares else []
 
 
 def _by_site(shares: Mapping[str, float]) -> str:
