@@ -1,8 +1,8 @@
 """Files: checks before one is read, digests, writing whole or not at all, private files, logs, CSV cells, and names.
 
 A file that fedax reads back says what it is, under a digest of itself: ``"sha256": "…", "of": "…"`` in the head of a
-safetensors file, and in JSON. So what was moved, renamed, damaged or edited
-is seen; not what somebody changed who also made the digest anew.
+safetensors file, and in JSON. So what was moved, renamed, damaged or edited is seen; not what somebody changed who also
+made the digest anew.
 """
 
 import contextlib

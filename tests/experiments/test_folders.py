@@ -93,6 +93,16 @@ def test_a_study(written):
         assert read(job / "run").runs
 
 
+def test_a_run_of_other_data_names_the_version_that_began_it(written):
+    """0.9.0 drew quadratics with other last bits."""
+    folder, expected = written
+    if expected["version"] != "0.9.0":
+        pytest.skip("its data are those of this version, or it kept nothing of them")
+    command = ["run", str(folder / "run" / "config.toml"), "--out", str(folder / "run"), "--resume"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2 and "or go on with fedax 0.9.0, which began it" in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize("kind", ["run", "comparison", "sweep", "tuned"])
 def test_their_reports(written, kind):
     folder, _ = written

@@ -531,6 +531,8 @@ def _check_same_problem(folder: Path, about: Mapping[str, Any], made_of: MadeOf)
         if differs := differences(before.get(label, {}), settings, same):
             first = "; ".join(differs[:5]) + ("; …" if len(differs) > 5 else "")
             way_out = f"it holds a run of another problem ({label}: {first}); name another folder with --out"
+            if (began := about["versions"].get("fedax")) != fedax.__version__:  # which may draw other data
+                way_out += f", or go on with fedax {began}, which began it"
             raise ConfigError("out", str(folder), way_out)
 
 
