@@ -26,6 +26,7 @@ from fedax.data import Transform
 from fedax.experiments import clients, read
 from fedax.federation.census import Census
 from fedax.flower import deploy
+from fedax.flower.processes import free_port
 
 pytestmark = pytest.mark.usefixtures("with_plots")
 
@@ -230,13 +231,6 @@ class Reader:
     def end(self, name: str) -> None:
         self.kept[name].terminate()
         assert self.kept.pop(name).wait(60) == 0, self.output(name)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def words(line: str) -> list[str]:

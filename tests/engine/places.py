@@ -8,7 +8,6 @@ import argparse
 import functools
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import fedax
 import tests.conftest  # noqa: F401  (JAX's settings, before its first computation)
 from fedax.columns import EXCLUSIONS, TIME, TRAFFIC
 from fedax.engine import processes
+from fedax.flower.processes import free_port
 from tests.engine import here
 from tests.engine.problem import DATA, MEASURED, UNEQUAL, federation, flat
 
@@ -100,9 +100,7 @@ def outcomes(cases: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 def _in_two_processes(cases: list[str]) -> dict[str, np.ndarray]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out.npz")
         command = [sys.executable, "-m", "tests.engine.places", "--write", out, "--port", str(port), "--cases", *cases]

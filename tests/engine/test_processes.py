@@ -8,7 +8,6 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 import fedax
 from fedax.engine import processes
 from fedax.errors import ConfigError
+from fedax.flower.processes import free_port
 
 from .. import long
 from .problem import DATA
@@ -48,12 +48,6 @@ methods = [{name = "scaffold", lr = 0.001}]
 """
 
 
-def port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
-
-
 def start(command, launcher=(), **variables):
     # Of one machine's GPUs each belongs to one process; the tests have more of these.
     own = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(ROOT / "src")}
@@ -63,7 +57,7 @@ def start(command, launcher=(), **variables):
 
 
 def together(number, cases, devices=1):
-    at = port()
+    at = free_port()
     module = ["-m", "tests.engine.together"]
     started = [start([*module, k, number, at, json.dumps(cases), devices]) for k in range(number)]
     ended = [process.communicate(timeout=300) for process in started]
@@ -171,7 +165,7 @@ def _under_slurm(k, number, at):
 
 def test_one_that_dies_ends_the_others(tmp_path):
     """Which were at work, and found each other as SLURM told them; and only the first has written."""
-    config, at = tmp_path / "config.toml", port()
+    config, at = tmp_path / "config.toml", free_port()
     config.write_text(CONFIG)
     commands = [["-m", "fedax", "run", config, "--out", tmp_path / f"out{k}", "--distributed"] for k in range(2)]
     begin = [start(command, **_under_slurm(k, 2, at)) for k, command in enumerate(commands)]
@@ -257,7 +251,7 @@ def test_sigterm_to_any_ends_all_with_one_checkpoint(signalled, tmp_path):
 
 @long
 def test_processes_that_were_given_different_jobs(tmp_path):
-    config, at = tmp_path / "config.toml", port()
+    config, at = tmp_path / "config.toml", free_port()
     config.write_text(CONFIG)
     more = (["--set", "run.rounds=5"], ["--set", "run.rounds=6"])
     begin = [start([*_run(config, tmp_path / f"out{k}", 2, k, at), *more[k]]) for k in range(2)]
@@ -269,7 +263,7 @@ def test_processes_that_were_given_different_jobs(tmp_path):
 @contextlib.contextmanager
 def _under_way(tmp_path, number):
     """So many processes of one run, after its first rows; what is left of them is killed in the end."""
-    config, at = tmp_path / "config.toml", port()
+    config, at = tmp_path / "config.toml", free_port()
     config.write_text(CONFIG)
     begin = [start(_run(config, tmp_path / "out", number, k, at)) for k in range(number)]
     metrics = tmp_path / "out" / "metrics.jsonl"

@@ -32,6 +32,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedax.engine.places.nodes import Message
 from fedax.flower.connections import Limits, Server
+from fedax.flower.processes import free_port
 from fedax.flower.records import unpack
 from tests import in_full
 from tests.flower.attacks import SECRET, Link, attack, refused
@@ -245,8 +246,7 @@ def serving(limits: Limits = FAST) -> Iterator[tuple[int, list[int]]]:
                 await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
                 return await send({"type": "http.response.body"})
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     server = Server(app, ("127.0.0.1", port), (), limits)
     thread = threading.Thread(target=server.run)
     thread.start()

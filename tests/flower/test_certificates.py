@@ -21,6 +21,7 @@ from fedax.errors import ConfigError, NodeError
 from fedax.flower import certificates, link, node
 from fedax.flower.calls import secret_of
 from fedax.flower.connections import Server
+from fedax.flower.processes import free_port
 
 from .federation import wait_for
 
@@ -32,8 +33,7 @@ def serving(folder: Path) -> Iterator[str]:
     async def nothing(scope: object, receive: object, send: object) -> None:
         raise RuntimeError("this is for connections only")
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     server = Server(nothing, ("127.0.0.1", port), (folder / "server.pem", folder / "server.key"))
     server.config.lifespan = "off"
     thread = threading.Thread(target=server.run)
@@ -123,17 +123,12 @@ def test_private_files_of_a_link(tmp_path: Path, name: str, mode: int) -> None:
     (path := tmp_path / "link" / name).touch()
     path.chmod(mode)
     with pytest.raises(ConfigError, match=rf"{name}.*others can read it \(mode {mode:o}\).*chmod go= "):
-        link.run(tmp_path / "link", ["127.0.0.1"], _free())
+        link.run(tmp_path / "link", ["127.0.0.1"], free_port())
     if name == "secret":
         with pytest.raises(ConfigError, match=r"secret = .*chmod go= "):
             secret_of(tmp_path / "link")
     path.chmod(0o600)
     link.prepare(tmp_path / "link", ["127.0.0.1"])
-
-
-def _free() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @pytest.mark.parametrize("what", ["key", "state"])

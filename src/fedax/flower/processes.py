@@ -1,6 +1,7 @@
 """Child processes that a command supervises."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedax import children
+from fedax.errors import NodeError
 from fedax.files import rotate
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _STEADY = 0.5, 30.0, 60.0  # seconds
@@ -35,9 +37,11 @@ def ending() -> Iterator[threading.Event]:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port of 127.0.0.1 that is free now, below those that systems give to outgoing connections."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 1000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise NodeError("no port between 20000 and 32000 of this machine is free")
 
 
 def options(**given: object) -> list[str]:
