@@ -83,8 +83,6 @@ def read(kind, table, folder):
 
 @pytest.mark.parametrize("kind", ["csv", "decimal comma", "parquet", "frame", "categorical"])
 def test_every_reader_and_every_kind_of_column(model, tmp_path, kind):
-    if kind == "parquet":
-        pytest.importorskip("pyarrow")
     doubts = model.doubts(read(kind, NEW, tmp_path))
     assert found_in(doubts) == DUE and doubts.doubtful == 7 and doubts.unknown == ()
     by_row = doubts.by_row()

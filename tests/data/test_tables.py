@@ -232,7 +232,6 @@ def tables():
 
 
 def test_parquet_is_what_the_frames_are(tmp_path):
-    pytest.importorskip("pyarrow")
     for name, table in tables().items():
         table.to_parquet(tmp_path / f"{name}.parquet")
     result, expected = data.from_parquet(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
@@ -243,7 +242,7 @@ def test_parquet_is_what_the_frames_are(tmp_path):
 
 
 def test_columns_that_are_no_values_are_named(tmp_path):
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pa.table({"a": [1, 2, 3], "b": [[1], [2], []], "y": [0, 1, 0]}), tmp_path / "x.parquet")
@@ -254,7 +253,7 @@ def test_columns_that_are_no_values_are_named(tmp_path):
 
 
 def test_a_parquet_file_cannot_ask_for_more_than_it_has(tmp_path):
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     import pyarrow.parquet
 
     table = pa.table({"a": np.zeros(10_000_000, np.int8), "y": np.zeros(10_000_000, np.int8)})
@@ -264,7 +263,7 @@ def test_a_parquet_file_cannot_ask_for_more_than_it_has(tmp_path):
 
 
 def test_what_a_parquet_file_says_once_is_in_memory_once(tmp_path):
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     import pyarrow.parquet
 
     text = "x" * 50_000
@@ -279,7 +278,8 @@ def test_what_a_parquet_file_says_once_is_in_memory_once(tmp_path):
 
 
 def arrow(folder, table, classes=None):
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
+
     folder.mkdir(parents=True)
     if classes:
         features = {"label": {"names": classes, "_type": "ClassLabel"}, "image": {"_type": "Image"}}
@@ -290,7 +290,8 @@ def arrow(folder, table, classes=None):
 
 
 def test_arrow_as_hugging_face_writes_it(tmp_path):
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
+
     images = [{"bytes": picture(10 * k), "path": None} for k in range(3)]
     whole = pa.table({"image": images, "label": [0, 2, 0], "writer": [7, 5, 7]})
     arrow(tmp_path / "whole", whole, ["cat", "cow", "dog"])
@@ -311,7 +312,8 @@ def test_arrow_as_hugging_face_writes_it(tmp_path):
 
 
 def test_arrow_tables_are_columns_too(tmp_path):
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
+
     for name, table in tables().items():
         arrow(tmp_path / name, pa.Table.from_pandas(table))
     result, expected = data.from_arrow(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
@@ -417,15 +419,13 @@ def test_the_process_that_reads_hdf5(tmp_path, monkeypatch):
 def test_an_extra_that_is_missing_is_named(tmp_path, monkeypatch):
     import sys
 
-    (tmp_path / "x.parquet").write_bytes(b"PAR1")
     (tmp_path / "x.h5").write_bytes(b"x")
     (tmp_path / "c" / "k").mkdir(parents=True)
     (tmp_path / "c" / "l").mkdir()
     (tmp_path / "c" / "k" / "x.png").write_bytes(b"x")
-    for module in ("pyarrow.parquet", "h5py", "PIL.Image"):
+    for module in ("h5py", "PIL.Image"):
         monkeypatch.setitem(sys.modules, module, None)
     for call, line in (
-        (lambda: data.from_parquet(tmp_path, label="y"), r"pyarrow.*pip install 'fedax\[parquet\]'"),
         (lambda: data.from_tff_hdf5(tmp_path / "x.h5"), r"h5py.*pip install 'fedax\[hdf5\]'"),
         (lambda: data.from_image_folders(tmp_path), r"Pillow.*pip install 'fedax\[images\]'"),
     ):

@@ -6,13 +6,13 @@ import gzip
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedax.data.cells import column_name, number, plain_numbers, shown, text_of
+from fedax.data.cells import column_name, number, shown, text_of
 from fedax.data.formats import room
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level
 from fedax.files import regular
@@ -23,7 +23,7 @@ _NO_TEXT = {  # how files begin that are no text
     b"PAR1": "it is a Parquet file; read it as such",
 }
 _BEGIN = 65_536  # characters of a file that tell what separates its cells; the names of its columns are in them
-_BLOCK = 1 << 18  # bytes that are looked at together, so few that they stay in the cache
+_BLOCK = 1 << 18  # bytes that are decoded together
 _END = "\0"
 _SEPARATORS = ("\t", ";", "|", ",")  # of two that fit, the first: commas may be decimal
 _SAMPLE = 1000  # numbers of a column that tell whether their points are decimal; the most that may be categories
@@ -32,6 +32,11 @@ _COMMA = re.compile(r"[+-]?(?:\d+|[1-9]\d{0,2}(?:\.\d{3})+),\d+")  # 1,5 and 1.2
 _POINT = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")  # 1,234 and 1,234.5
 _DOTS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+")  # 1.234, a number below 2 or above 1000
 _DECIMAL = re.compile(r"[+-]?\d*\.\d+")
+# As float64 has them: whole numbers without a detour; numbers that are written in the one way that Python writes them;
+# and those that say their value but not how they are written, such as 1.50, of which none is a code, such as 007.
+_WHOLE = r"^(?:0|-?[1-9]\d{0,17})$"
+_CANONICAL = r"^(?:0|-?[1-9]\d{0,14}|-?(?:0|[1-9]\d*)\.\d*[1-9])$"
+_PLAIN = r"^(?:0|-?[1-9]\d{0,14}|-?(?:(?:0|[1-9]\d*)\.\d*|\.\d+)(?:[eE][+-]\d+)?|-?[1-9]\d*[eE][+-]\d+)$"
 
 
 def read_csv(
@@ -71,48 +76,23 @@ def read_csv(
         raise DataError(f"{path}: line {line} has a character 0; the file is damaged, or in another encoding")
     content = content if content.endswith(b"\n") else content + b"\n"
     names, separator, begin = _header(path, content)
-    scanned = _scan(content, begin, len(names), separator)
-    if scanned is None:
-        _check_lines(path, content, names, separator)
-        scanned = _Scan.of(len(names))
-        scanned.text[:] = True
-    exact = {*map(column_name, texts)} & {*names}
-    as_text = exact | {name for name, text in zip(names, scanned.text, strict=True) if text}
-    words = {name: each for name, each in zip(names, scanned.words, strict=True) if each.rows and name not in as_text}
-    table = _by_pandas(path, content, separator, names, as_text, {name: each.marks for name, each in words.items()})
-    if not len(table):
-        raise DataError(f"{path}: it has no rows below the names of columns; leave it out")
-    columns = {name: table[name] for name in names}
-    del table
-    again = []  # columns that do not say how their numbers are written
-    for name, zeros, long in zip(names, scanned.zeros, scanned.long, strict=True):
-        if name not in as_text and not _kept(columns[name], zeros or name in words, long):
-            again.append(name)
-    if again:
-        texts_again = _by_pandas(path, content, separator, names, {*again}, {}, again)
-        columns |= {name: texts_again[name] for name in again}
+    rows = _parsed(content, begin, names, separator)
+    if rows is None:
+        rows = _checked(path, content, names, separator)
     del content
+    if not rows.num_rows:
+        raise DataError(f"{path}: it has no rows below the names of columns; leave it out")
+    exact = {*map(column_name, texts)} & {*names}
+    columns = {name: rows[name].to_pandas() if name in exact else _stored(rows[name]) for name in names}
+    del rows
     vote = _read_numbers(path, columns, exact.union(map(column_name, drop)), decimal)
     import pandas
 
-    from fedax.data.mixed import with_words
-
-    for name in words.keys() - {*again}:
-        columns[name] = with_words(columns[name], np.concatenate(words[name].rows), words[name].texts)
-    read = pandas.DataFrame({name: column if name in exact else _stored(column) for name, column in columns.items()})
+    read = pandas.DataFrame(columns)
     usual = {"separated by {!r}": ",", "decimals with {!r}": ".", "text in {}": "UTF-8"}
     ways = zip(usual.items(), (separator, vote, found), strict=True)
     read.attrs["written"] = ", ".join(way.format(this) for (way, other), this in ways if this != other)
     return read
-
-
-def _kept(column: Any, zeros: bool, long: bool) -> bool:
-    """Whether the numbers of a column, as pandas read them, are all that its cells say."""
-    if column.dtype.kind != "f":
-        return column.dtype.kind in "iu"
-    if long or np.isinf(column).any():
-        return False
-    return not zeros or column.nunique() > _SAMPLE
 
 
 # ---- from bytes to text in UTF-8
@@ -220,143 +200,53 @@ def _fit(rows: Sequence[tuple[list[str], int]]) -> float:
     return sizes.count(sizes[0]) / len(sizes) if sizes[0] > 1 else 0.0
 
 
-class _Words:
-    """The cells of a column that are no numbers: their rows, in parts; their texts; and how they stand in the file."""
+def _parsed(content: bytes, begin: int, names: list[str], separator: str) -> Any:
+    """The rows as a table of texts of Arrow; ``None`` where a line has not one cell for each column, or is odd."""
+    import pyarrow
+    from pyarrow import compute
+    from pyarrow import csv as parser
 
-    def __init__(self) -> None:
-        self.rows: list[np.ndarray] = []
-        self.texts: list[str] = []
-        self.marks: set[str] = set()
-
-    def add(self, rows: np.ndarray, cells: Iterable[bytes]) -> bool:
-        """Whether there are few different ones, and none that may be a number in another notation."""
-        texts = [cell.decode().lstrip(" ") for cell in cells]
-        new = {*texts} - self.marks
-        self.rows.append(rows)
-        self.texts += [text.strip() for text in texts]
-        self.marks |= new
-        return len(self.marks) <= _SAMPLE and not any('"' in text or _is_number(text) for text in new)
-
-
-class _Scan(NamedTuple):
-    """Of each column: whether it has cells that are no plain numbers, such as 007; whether it has numbers such as 1.50,
-    which do not say how they are written; whether it has whole numbers with too many digits for float64; and its words,
-    if most of its cells are numbers."""
-
-    text: np.ndarray
-    zeros: np.ndarray
-    long: np.ndarray
-    words: list[_Words]
-
-    @classmethod
-    def of(cls, width: int) -> "_Scan":
-        """Before a line has been looked at."""
-        text, zeros, long = np.zeros((3, width), bool)
-        return cls(text, zeros, long, [_Words() for _ in range(width)])
-
-
-def _table_of(characters: bytes) -> np.ndarray:
-    found = np.zeros(256, np.uint8)
-    found[list(characters)] = 1
-    return found
-
-
-_DIGITS, _STRANGE = _table_of(b"0123456789"), 1 - _table_of(b'0123456789.-+eE\r\n"')  # in a number
-
-
-def _scan(content: bytes, begin: int, width: int, separator: str) -> _Scan | None:
-    """What the cells of each column look like; ``None`` where a line has not one cell for each column, or is odd.
-
-    It looks at bytes alone, and so takes a fraction of the time of a parser.
-    """
-    head = content[:begin].strip(b"\r\n")
-    lone = content.count(b"\r") != content.count(b"\r\n")
-    if width == 1 or lone or content.find(b"\n" + head, begin - 1) >= 0 or len(content) == begin:
+    head, lone = content[:begin].strip(b"\r\n"), content.count(b"\r") != content.count(b"\r\n")
+    if len(names) == 1 or lone or begin == len(content) or content.find(b"\n" + head, begin - 1) >= 0:
         return None
-    data, mark = np.frombuffer(content, np.uint8), ord(separator)
-    scan = _Scan.of(width)
-    rows = 0
-    while begin < len(data):
-        end = content.rfind(b"\n", begin, begin + _BLOCK) + 1
-        if not end or not (here := _scan_block(data[begin:end], mark, scan, rows)):
+    if quotes := content.count(b'"'):  # none may stand in a cell
+        apart = rf'[^{re.escape(separator)}\n"]"(?![{re.escape(separator)}\r\n"])'.encode()
+        if quotes % 2 or re.search(apart, content):
             return None
-        begin, rows = end, rows + here
-    return scan
+    try:
+        table = parser.read_csv(
+            pyarrow.BufferReader(pyarrow.py_buffer(memoryview(content)[begin:])),
+            parser.ReadOptions(column_names=names),
+            parser.ParseOptions(delimiter=separator, newlines_in_values=bool(quotes)),
+            parser.ConvertOptions(
+                check_utf8=False,
+                column_types=dict.fromkeys(names, pyarrow.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        )
+    except pyarrow.ArrowInvalid:
+        return None
+    longest = max(compute.max(compute.binary_length(column)).as_py() or 0 for column in table.columns)
+    if table.num_rows != content.count(b"\n", begin) or longest > csv.field_size_limit():  # a quote is not closed?
+        return None
+    spaces = f"{separator} ".encode() in content or b"\n " in content
+    return table if not spaces else pyarrow.table([_trimmed(column) for column in table.columns], names)
 
 
-def _scan_block(block: np.ndarray, separator: int, scan: _Scan, rows: int) -> int:
-    """Look at whole lines after so many rows; how many there are, or 0 if not each has one cell for each column."""
-    newline, quote, width = 10, 34, len(scan.text)
-    is_newline = block == newline
-    ends = np.flatnonzero(is_newline | (block == separator))
-    quotes, inside = np.flatnonzero(block == quote), np.empty(0, np.int64)
-    if len(quotes):
-        if len(quotes) % 2:
-            return 0
-        opening, closing = quotes[::2], quotes[1::2]
-        before, after = block[opening[opening > 0] - 1], block[closing + 1]  # a newline is last
-        if not np.isin(before, [separator, newline, quote]).all():
-            return 0
-        if not np.isin(after, [separator, newline, quote, 13]).all():
-            return 0
-        quoted = np.searchsorted(quotes, ends) % 2 == 1
-        ends, inside = ends[~quoted], ends[quoted]
-    if len(ends) % width or len(ends) // width != np.count_nonzero(is_newline):
-        return 0
-    ends = ends.reshape(-1, width)  # type: ignore[assignment]
-    if not is_newline[ends[:, -1]].all():
-        return 0
-    starts = np.empty_like(ends)
-    starts.flat[0], starts.flat[1:] = 0, ends.flat[:-1] + 1
-    ends[:, -1] -= block[ends[:, -1] - 1] == 13
-    ends = np.maximum(ends, starts)
-    if (ends - starts).max() > csv.field_size_limit():
-        return 0
-    if len(quotes):
-        quoted = (block[starts] == quote) & (ends > starts)
-        if len(quotes) != 2 * np.count_nonzero(quoted):  # a quote in a cell
-            return 0
-        starts, ends = starts + quoted, ends - quoted
+def _trimmed(column: Any) -> Any:
+    """Texts of Arrow without spaces before them; of nothing else is missing."""
+    from pyarrow import compute
 
-    flat = ends.ravel()
-
-    def has(characters: np.ndarray) -> np.ndarray:
-        """Which cells have some of these bytes, given by their places."""
-        found = np.zeros(flat.size + 1, bool)  # one more for what follows the last cell
-        found[np.searchsorted(flat, characters, side="right")] = True
-        return found[:-1].reshape(ends.shape)
-
-    filled = ends > starts
-    negative = block[starts] == ord("-")
-    digits = starts + negative
-    first, second = block[digits], block[np.minimum(digits + 1, len(block) - 1)]
-    last, size = block[ends - 1], ends - digits
-    point = has(np.flatnonzero(block == ord(".")))
-    letters = np.flatnonzero((block | 32) == ord("e"))  # E, too
-    exponent = has(letters)
-    strange = _STRANGE.copy()
-    strange[separator] = 0
-    words = has(np.flatnonzero(strange[block])) | has(inside)
-    scan.text[:] |= 2 * np.count_nonzero(words, axis=0) > len(words)
-    for k in np.flatnonzero(words.any(0) & ~scan.text):
-        at = np.flatnonzero(words[:, k])
-        cells = (block[i:j].tobytes() for i, j in zip(starts[at, k].tolist(), ends[at, k].tolist(), strict=True))
-        scan.text[k] |= not scan.words[k].add(rows + at, cells)
-    odd = (first == ord("0")) & (size > 1) & (_DIGITS[second] == 1) & ~words  # 007
-    odd |= negative & (size == 1) & (first == ord("0"))
-    odd |= (first == ord("+")) & ~words
-    zeros = point & ~exponent & ((last == ord("0")) | (last == ord(".")) | (first == ord(".")))  # 1.50
-    scan.text[:] |= (odd & filled).any(0)
-    scan.zeros[:] |= (zeros & filled).any(0)
-    scan.long[:] |= (filled & ~point & ~exponent & (size > 15)).any(0)
-    if len(letters):  # 12E4 may be a code
-        at = np.searchsorted(flat, letters[~np.isin(block[letters + 1], [ord("+"), ord("-")])])
-        scan.text[at[~words.ravel()[at]] % width] = True
-    return len(ends)
+    texts = compute.utf8_ltrim(column, " ")
+    return compute.if_else(compute.equal(texts, ""), None, texts)
 
 
-def _check_lines(path: Path, content: bytes, names: Sequence[str], separator: str) -> None:
-    """Refuse lines that pandas would take for the rest of a cell; warn of cells that span lines, and of short lines."""
+def _checked(path: Path, content: bytes, names: list[str], separator: str) -> Any:
+    """As :func:`_parsed`, row by row: refuses odd lines, and warns of cells that span lines and of short lines."""
+    import pyarrow
+
+    table: list[list[str]] = []
     spans: list[tuple[int, int]] = []  # lines of a row, and its first
     short: list[str] = []
     with io.TextIOWrapper(io.BytesIO(content), "utf-8", newline="") as file:
@@ -380,6 +270,7 @@ def _check_lines(path: Path, content: bytes, names: Sequence[str], separator: st
                     spans += [(span, begin)] if span > 1 and not header else []
                     header, cut = False, sizes if len(row) < len(names) else ""
                     short += [cut] if cut else []
+                    table.append(row[: len(names)] + [""] * (len(names) - len(row)))
                 begin = rows.line_num + 1
         except csv.Error:  # more characters than csv takes
             way_out = f"has a cell of more than {csv.field_size_limit()} characters; is its quote closed?"
@@ -397,48 +288,15 @@ def _check_lines(path: Path, content: bytes, names: Sequence[str], separator: st
         )
     for note in notes:
         warnings.warn(f"{path}: {note}", DoubtfulWarning, stacklevel=caller_level())
+    del table[0]  # the names
+    columns = zip(*table, strict=True) if table else [()] * len(names)
+    return pyarrow.table([pyarrow.array([cell or None for cell in each], pyarrow.string()) for each in columns], names)
 
 
 def _lines(file: Iterable[str]) -> Iterator[str]:
     """The lines of a CSV file, none of which has a character 0; then one more, which is nothing else."""
     yield from file
     yield _END
-
-
-def _by_pandas(
-    path: Path,
-    content: bytes,
-    separator: str,
-    names: list[str],
-    texts: set[str],
-    words: Mapping[str, set[str]],
-    only: list[str] | None = None,
-) -> Any:
-    """The table; the columns ``texts`` as texts, in which an empty cell is missing; the ``words`` of others, too."""
-    import pandas
-
-    exactly: dict[str, Any] = {} if pandas.__version__ >= "3" else {"float_precision": "round_trip"}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # rows with more cells than names
-            warnings.simplefilter("ignore", pandas.errors.DtypeWarning)
-            return pandas.read_csv(
-                io.BytesIO(content),
-                sep=separator,
-                encoding="utf-8",
-                header=0,
-                names=names,
-                usecols=only,
-                index_col=False,
-                skipinitialspace=True,
-                dtype=dict.fromkeys(texts, str),
-                keep_default_na=False,
-                na_values={name: ["", *words.get(name, ())] for name in names} if words else [""],
-                **exactly,
-            )
-    except (ValueError, OSError, OverflowError, MemoryError, Warning) as error:
-        text = str(error).removeprefix("Error tokenizing data. C error: ")
-        raise DataError(f"{path}: cannot be read as CSV ({shown(text)}); separator {separator!r}") from None
 
 
 # ---- numbers
@@ -489,6 +347,8 @@ def _read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: s
     Returns:
         What decimals are written with in this file.
     """
+    import pyarrow
+
     found: dict[str, _Numbers] = {}
 
     def look(name: str, texts: list[str]) -> None:
@@ -496,15 +356,14 @@ def _read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: s
             found[name] = numbers
 
     for name, column in columns.items():
-        if name not in but and column.dtype.kind not in "iuf":
-            columns[name] = _few_texts(column)
-            look(name, _different(columns[name]))
+        if name not in but and _floats(column) is None:
+            look(name, _different(column))
     if decimal != "," and not any(each.marked for each in found.values()):
         return decimal or "."
     for name, column in columns.items():
-        if name not in but and column.dtype.kind == "f":
-            values = column.dropna().drop_duplicates()
-            look(name, [text_of(value) for value in values[values % 1 != 0][:_SAMPLE]])
+        if name not in but and (numbers := _floats(column)) is not None:
+            values = np.unique(numbers[numbers % 1 > 0])
+            look(name, [text_of(value) for value in values[:_SAMPLE]])
     votes = {"," for each in found.values() if each.commas} | {"." for each in found.values() if each.points}
     vote = decimal or (votes.pop() if len(votes) == 1 else None)
     for name, numbers in found.items():
@@ -517,15 +376,14 @@ def _read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: s
             raise DataError(f"{path}: {what}{numbers.unsure.replace(',', '')}; {way_out}")
         dotted = marks == "," and not numbers.points  # 1.234 is above 1000
         column = columns[name]
-        if column.dtype.kind == "f":
-            columns[name] = column.where(column % 1 == 0, (column * 1000).round()) if dotted else column
-            continue
-        if not (numbers.marked or dotted):
+        if (values := _floats(column)) is not None and dotted:
+            columns[name] = _with_floats(column, np.where(values % 1 > 0, (1000 * values).round(), values))
+        if values is not None or not (numbers.marked or dotted):
             continue
         texts = _different(column)
         changed = {text: _with_point(text.strip(), marks, dotted, decimal) for text in texts}
         if any(text.strip() != new for text, new in changed.items()):
-            columns[name] = column.astype(object).map(changed)
+            columns[name] = _stored(pyarrow.array(column.astype(object).map(changed), from_pandas=True))
     return vote or "."
 
 
@@ -547,28 +405,41 @@ def _different(column: Any) -> list[str]:
     return list(values)
 
 
-def _few_texts(column: Any) -> Any:
-    """A column of texts, with each text there once if there are few of them."""
+def _floats(column: Any) -> Any:
+    """The numbers [n] of a column that holds numbers as such; of texts ``None``."""
+    if column.dtype.name == "numbers and words":
+        return column.array.numbers
+    return column.to_numpy() if column.dtype.kind in "iuf" else None
+
+
+def _with_floats(column: Any, numbers: np.ndarray) -> Any:
+    """The column with other numbers [n]."""
+    mixed = column.array if column.dtype.name == "numbers and words" else None
+    return type(column)(numbers if mixed is None else type(mixed)(numbers, mixed.codes, mixed.words))
+
+
+def _stored(texts: Any) -> Any:
+    """A column of pandas that takes little memory, from texts of Arrow: numbers, where these say how they are written,
+    or are more than 1000, so that they are no categories; numbers and a few words; or each text once."""
     import pandas
+    from pyarrow import compute
 
-    codes, values = pandas.factorize(column)
-    if len(values) > _SAMPLE:
-        return column
-    return pandas.Series(pandas.Categorical.from_codes(codes, list(values)))
+    coded = getattr(texts, "combine_chunks", lambda: texts)().dictionary_encode()
+    different, codes = coded.dictionary, coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    many, gaps = len(different) > _SAMPLE, bool(texts.null_count)
+    if not gaps and compute.all(compute.match_substring_regex(different, _WHOLE)).as_py():
+        return pandas.Series(different.cast("int64").to_numpy()[codes])
+    plain = compute.match_substring_regex(different, _PLAIN if many else _CANONICAL)
+    numbers = compute.if_else(plain, different, None).cast("float64").to_numpy(zero_copy_only=False)
+    is_word = ~plain.to_numpy(zero_copy_only=False) | np.isinf(numbers)
+    words = different.filter(is_word).to_pylist()
+    if not words:
+        return pandas.Series(np.append(numbers, np.nan)[codes])
+    if many and len(words) <= _SAMPLE and 2 * len(words) < len(different) and not any(map(_is_number, words)):
+        from fedax.data.mixed import NumbersAndWords
 
-
-def _stored(column: Any) -> Any:
-    """A column that takes little memory: each text once, or numbers, where these say how they are written."""
-    import pandas
-
-    if column.dtype.kind in "iuf" or column.dtype.name == "numbers and words":
-        return column
-    column = column if hasattr(column, "cat") else _few_texts(column)
-    if hasattr(column, "cat"):
-        return column
-    codes, values = pandas.factorize(column)
-    numbers = plain_numbers(list(values))
-    if numbers is None:
-        few = len(values) <= len(codes) // 4
-        return pandas.Series(pandas.Categorical.from_codes(codes, list(values))) if few else column
-    return pandas.Series(numbers[codes] if (codes >= 0).all() else np.append(numbers, np.nan)[codes])
+        word = np.where(is_word, np.cumsum(is_word) - 1, -1)
+        return pandas.Series(NumbersAndWords(np.append(numbers, np.nan)[codes], np.append(word, -1)[codes], words))
+    if len(different) <= max(_SAMPLE, len(codes) // 4):
+        return pandas.Series(pandas.Categorical.from_codes(codes, different.to_pylist()))
+    return texts.to_pandas()

@@ -64,9 +64,9 @@ def need(module: str, extra: str, what: str, package: str | None = None) -> Any:
         DataError: it cannot be imported; with the line that installs it.
 
     Example:
-        >>> need("no_such_module", "parquet", "reading Parquet")
+        >>> need("no_such_module", "hdf5", "reading HDF5")
         Traceback (most recent call last):
-        fedax.errors.DataError: reading Parquet needs no_such_module, ...: pip install 'fedax[parquet]'
+        fedax.errors.DataError: reading HDF5 needs no_such_module, ...: pip install 'fedax[hdf5]'
     """
     try:
         return importlib.import_module(module)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import pandas
 from pandas.api import extensions, indexers
 
 
@@ -88,11 +87,3 @@ class NumbersAndWords(extensions.ExtensionArray):
 
     def copy(self) -> "NumbersAndWords":
         return NumbersAndWords(self.numbers.copy(), self.codes.copy(), self.words)
-
-
-def with_words(numbers: Any, rows: np.ndarray, texts: Sequence[str]) -> Any:
-    """A column of numbers [n] with words in some of its rows."""
-    codes, words = pandas.factorize(np.array(texts, object))
-    of_rows = np.full(len(numbers), -1, np.int32)
-    of_rows[rows] = codes
-    return pandas.Series(NumbersAndWords(numbers.to_numpy(float), of_rows, list(words)))

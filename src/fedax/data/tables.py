@@ -6,7 +6,6 @@ memory is allocated.
 
 import dataclasses
 import glob
-import importlib
 import itertools
 import os
 import re
@@ -32,7 +31,7 @@ from fedax.data.cells import (
 from fedax.data.delimited import read_csv
 from fedax.data.doubts import unread_of
 from fedax.data.federated import FederatedData
-from fedax.data.formats import need, parse_json, reading, room
+from fedax.data.formats import parse_json, reading, room
 from fedax.data.overview import Overview, overview
 from fedax.data.pictures import decoded, stacked
 from fedax.data.summaries import Counts, UnreadLabel, class_names, fit, kinds_of, plan, summarize
@@ -264,7 +263,7 @@ def from_parquet(
 ) -> FederatedData:
     """Clients' Parquet files, read as :func:`fedax.data.from_csv` reads CSV files.
 
-    Needs pyarrow: ``pip install 'fedax[parquet]'``. A column of pictures, as Hugging Face writes them, becomes ``x``
+    A column of pictures, as Hugging Face writes them, becomes ``x``
     uint8 [n, height, width, channels]; other columns but label and client are then left aside.
 
     Args:
@@ -303,7 +302,7 @@ def from_arrow(
 ) -> FederatedData:
     """Arrow files as Hugging Face's ``save_to_disk`` and ``flwr-datasets create`` write them.
 
-    Needs pyarrow: ``pip install 'fedax[parquet]'``. Nothing is fetched.
+    Nothing is fetched.
 
     Args:
         folders: one data set's folder, with ``*.arrow`` in it, and ``client`` the column that says whose each row is;
@@ -550,7 +549,8 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def _read_parquet(path: Path) -> Any:
-    parquet = need("pyarrow.parquet", "parquet", "reading Parquet")
+    from pyarrow import parquet
+
     stored = regular(path)
     limits = {"thrift_string_size_limit": 1 << 24, "thrift_container_size_limit": 1 << 20}
     with reading(path, "Parquet"):
@@ -577,6 +577,8 @@ def _read_parquet(path: Path) -> Any:
 
 def _table_of_batches(path: Path, batches: Iterable[Any], schema: Any, stored: int) -> Any:
     """A table of batches, whose total size is checked against the size of the file."""
+    import pyarrow
+
     kept, taken = [], 0
     for batch in batches:
         batch.validate(full=True)
@@ -584,14 +586,15 @@ def _table_of_batches(path: Path, batches: Iterable[Any], schema: Any, stored: i
         if taken > room(stored):
             raise DataError(f"{path}: unpacks to more than {room(stored)} bytes, too many for its size")
         kept.append(batch)
-    return importlib.import_module("pyarrow").Table.from_batches(kept, schema)
+    return pyarrow.Table.from_batches(kept, schema)
 
 
 def _read_arrow(path: Path) -> Any:
-    arrow = need("pyarrow", "parquet", "reading Arrow")
+    import pyarrow
+    from pyarrow import ipc
+
     stored = regular(path)
-    opened, streamed = arrow.OSFile, arrow.ipc.open_stream
-    with reading(path, "an Arrow stream"), opened(str(path)) as source, streamed(source) as stream:
+    with reading(path, "an Arrow stream"), pyarrow.OSFile(str(path)) as source, ipc.open_stream(source) as stream:
         _check_columns(path, stream.schema)
         return _table_of_batches(path, stream, stream.schema, stored)
 
