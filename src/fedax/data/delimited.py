@@ -209,15 +209,14 @@ def _parsed(content: bytes, begin: int, names: list[str], separator: str) -> Any
     head, lone = content[:begin].strip(b"\r\n"), content.count(b"\r") != content.count(b"\r\n")
     if len(names) == 1 or lone or begin == len(content) or content.find(b"\n" + head, begin - 1) >= 0:
         return None
-    if quotes := content.count(b'"'):  # none may stand in a cell
-        apart = rf'[^{re.escape(separator)}\n"]"(?![{re.escape(separator)}\r\n"])'.encode()
-        if quotes % 2 or re.search(apart, content):
-            return None
+    quotes, mark = b'"' in content, re.escape(separator).encode()
+    if quotes and b'"' in re.sub(b'(?<=[%b\n])"(?:[^"]|"")*"(?=[%b\r\n])' % (mark, mark), b"", content[begin - 1 :]):
+        return None  # a quote in a cell, or one that is not closed
     try:
         table = parser.read_csv(
             pyarrow.BufferReader(pyarrow.py_buffer(memoryview(content)[begin:])),
             parser.ReadOptions(column_names=names),
-            parser.ParseOptions(delimiter=separator, newlines_in_values=bool(quotes)),
+            parser.ParseOptions(delimiter=separator, newlines_in_values=quotes),
             parser.ConvertOptions(
                 check_utf8=False,
                 column_types=dict.fromkeys(names, pyarrow.string()),
