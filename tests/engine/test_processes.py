@@ -332,5 +332,5 @@ def test_two_processes_on_one_gpu_are_told_so(monkeypatch):
 
     monkeypatch.setattr(processes.jax.distributed, "initialize", lambda *args, **kwargs: None)
     monkeypatch.setattr(processes.multihost_utils, "sync_global_devices", sync)
-    with pytest.raises(ConfigError, match="distributed = 'a:1': two processes have the same GPU; give each a GPU"):
+    with pytest.raises(ConfigError, match=r"distributed = 'a:1': .*same GPU"):
         processes.connect("a:1", 2, 0)

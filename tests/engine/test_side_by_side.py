@@ -163,7 +163,7 @@ def test_messages_that_are_joined_come_apart():
     ],
 )
 def test_several_that_are_none(spoiled):
-    with pytest.raises(fedax.NodeError, match=r"^clients .a.: the answer: no arrays, or not those of 2 parts"):
+    with pytest.raises(fedax.NodeError, match=r"^clients .a.: the answer: .*of 2 parts"):
         parted(Message(spoiled), 2, "clients 'a': the answer")
 
 
