@@ -669,6 +669,11 @@ def restarted(site: Site, policy: Policy | None = None) -> Site:
     return Site(site.data, site._make, site.folder, site.names, site.held["test"], policy or site.policy)
 
 
+def rounds_of(site):
+    """The rounds that a node has counted, by run."""
+    return json.loads((site.folder / "rounds.json").read_text())
+
+
 def test_an_owner_allows_so_many_rounds():
     """Of all runs together, and over a restart."""
     at = Here(nodes(FEDAVG))
@@ -683,8 +688,7 @@ def test_an_owner_allows_so_many_rounds():
     at.spy = spoiled(lambda answer: Message({"problems": []}), SECOND, "check")
     with pytest.raises(fedax.NodeError, match=r"^clients '4': .* 5 rounds .*and that many"):
         run(FEDAVG, at, rounds=1)
-    rounds = json.loads((at.sites[SECOND].folder / "rounds.json").read_text())
-    assert sorted(rounds.values()) == [2, 3]
+    assert sorted(rounds_of(at.sites[SECOND]).values()) == [2, 3]
 
 
 @pytest.mark.usefixtures("apart")
@@ -692,7 +696,7 @@ def test_a_round_counts_once():
     """Also if a client is asked twice, and others before it were not asked at all."""
     at = Twice(nodes(FEDAVG))
     run(FEDAVG, at, participation=fedax.Uniform(1), rounds=5)
-    counted = [sum(site._rounds.values()) for site in at.sites.values()]
+    counted = [sum(rounds_of(site).values()) for site in at.sites.values()]
     assert max(counted) == 5
 
 
@@ -986,7 +990,7 @@ def test_a_run_goes_on_where_an_owner_allows_no_more_rounds(tmp_path):
     with pytest.raises(Broken):
         run(FEDAVG, Killed(there, 15), checkpoint=tmp_path)
     same(run(FEDAVG, Here(there), checkpoint=tmp_path), run(FEDAVG))
-    assert [[*site._rounds.values()] for site in there.values()] == [[ROUNDS]] * 3
+    assert [[*rounds_of(site).values()] for site in there.values()] == [[ROUNDS]] * 3
     with pytest.raises(fedax.NodeError, match=r"allows 3 rounds .*, and that many"):
         run(FEDAVG, Here(there), checkpoint=tmp_path, rounds=ROUNDS + 1)
 
