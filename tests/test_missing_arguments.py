@@ -33,9 +33,9 @@ def test_what_is_missing_is_named(function, due):
 
 
 def test_what_the_docstring_says_is_said():
-    with pytest.raises(fedax.ConfigError, match=r"from_torch\(module, example\): one batch as the module takes"):
+    with pytest.raises(fedax.ConfigError, match=r"from_torch\(module, example\): one batch"):
         fedax.tasks.from_torch(object())
-    with pytest.raises(fedax.ConfigError, match=r"rounds = None: .*simulate\(algorithm, task, data, rounds\): "):
+    with pytest.raises(fedax.ConfigError, match=r"rounds = None: .*simulate\(.*, rounds\): "):
         fedax.simulate(None, None, None)
     with pytest.raises(fedax.ConfigError, match=r"dirichlet\(labels, clients, alpha\): α > 0"):
         fedax.data.dirichlet([0, 1], 2)

@@ -28,8 +28,6 @@ from fedax.federation.census import Census
 from fedax.flower import deploy
 from fedax.flower.processes import free_port
 
-pytestmark = pytest.mark.usefixtures("with_plots")
-
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = {
     name: ROOT / "docs" / f"{name}.md"
@@ -61,6 +59,7 @@ LEFT_OUT = {
     "tests/flower/test_deploy.py",
     "fedax run runs/digits-sweep-1/best.toml": "comes after a sweep of an hour: tests/experiments/test_tuning.py",
     "fedax run fednova-figure": "takes minutes: benchmarks/ run it",
+    "fedax diagnose runs/digits-1": "choosing.md types it, of another run",
     "fedax sweep experiment.toml": "its section [sweep] is an hour: tests/experiments/test_tuning.py",
     "fedax study momentum": "takes hours: tests/experiments/test_study.py",
     "fedax study speedup --on": "needs a cluster: tests/experiments/test_cluster.py",
@@ -91,7 +90,7 @@ CHANGED = {
     "fed.example.org --port 9443": "127.0.0.1 --port {port}",
 }
 SHORT = ["--set", "run.rounds=2", "--set", "run.seeds=1"]  # added to what trains
-TRAINS = ("run", "compare", "deploy run")
+TRAINS = ("run", "compare", "diagnose experiment.toml", "deploy run")
 
 # (page, how a block begins) -> the file that the text around it calls it.
 SAVED = {
@@ -264,6 +263,7 @@ def tables(label: str, rows: int = 60) -> None:
     table(5, 3, label).to_csv("new.csv", index=False)
 
 
+@pytest.mark.usefixtures("with_plots")
 def test_getting_started_and_choosing(reader):
     reader.read("getting-started")
     assert len(pandas.read_csv("predicted.csv")) == len(pandas.read_csv("hospitals/north.csv"))

@@ -256,7 +256,7 @@ def test_where_a_run_is_tracked_is_not_what_it_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"name": "tensorbord"}, "track.name = 'tensorbord': did you mean 'tensorboard'?"),
+        ({"name": "tensorbord"}, "'tensorbord': did you mean 'tensorboard'"),
         ({"name": "tensorboard", "dir": "x"}, "track.dir = 'dir'"),
         ({"name": "tensorboard", "folder": 3}, "track.folder = 3: give the path"),
         ({"name": "mlflow", "uri": "runs.db"}, "track.uri = 'runs.db': give sqlite:///"),
@@ -274,7 +274,7 @@ def test_what_cannot_be_used_is_refused_before_anything_begins(section, message,
 @pytest.mark.parametrize("tracker", [*tracking.TRACKERS])
 def test_a_package_that_is_missing_is_named(tracker, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(fedax.ConfigError, match=rf"track = '{tracker}': it needs .* pip install 'fedax\[track\]'"):
+    with pytest.raises(fedax.ConfigError, match=rf"track = '{tracker}': .*'fedax\[track\]'"):
         tracking.TRACKERS.make(tracker)
 
 

@@ -110,7 +110,7 @@ def test_identical_clients_end_where_full_participation_does(method):
 @pytest.mark.parametrize("method", ALL_CLIENTS)
 def test_methods_for_all_clients_refuse_every_cohort(method):
     for participation in (fedax.Systematic(SIZE), fedax.Uniform(SIZE), fedax.Dropout(fedax.Full(), 0.5)):
-        with pytest.raises(fedax.ConfigError, match="is defined for full participation only; use Full"):
+        with pytest.raises(fedax.ConfigError, match="full participation only"):
             fedax.simulate(made(method), TASK, IDENTICAL, rounds=1, work=fedax.Steps(3), participation=participation)
 
 

@@ -234,7 +234,7 @@ def test_a_message_of_marina_in_bytes(whole):
 
 
 def test_more_senders_than_clients():
-    with pytest.raises(fedax.ConfigError, match="senders = 8: there are 7 clients; give at most as many"):
+    with pytest.raises(fedax.ConfigError, match=r"senders = 8: .*at most as many"):
         path(fedax.create("compressed-scaffnew", senders=8), work=EQUAL)
 
 

@@ -109,7 +109,7 @@ def test_grad_batches_of_as_many_minibatches_as_steps():
     one, _ = oracle_answers(lambda x, o: o.grad(x, 0).tree, (TOTAL,), TASK, DATA, batch_size=4, work=UNEQUAL)
     np.testing.assert_allclose(answers[2, 0], one[2], atol=LAST_BITS)  # τ = 1
     assert run.history["gradients"].tolist() == [0, TAUS.sum() + 5 * N]
-    with pytest.raises(fedax.ConfigError, match="raised TypeError: b is a Python int, or the oracle's steps"):
+    with pytest.raises(fedax.ConfigError, match=r"TypeError: .*or the oracle's steps"):
         oracle_answers(lambda x, o: o.grad_batches(x, jnp.asarray(2)).tree, (TOTAL,), TASK, DATA, batch_size=4)
 
 

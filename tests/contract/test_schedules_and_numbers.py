@@ -128,7 +128,7 @@ def test_infinity_is_written_as_such_and_never_allowed():
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, 2.5, True, "3", None, np.float64(3), float("inf")])
 def test_counts_refuse(value):
-    with pytest.raises(fedax.ConfigError, match=r"rounds = .*: give a whole number of at least 1"):
+    with pytest.raises(fedax.ConfigError, match=r"rounds = .*: give a whole .* at least 1"):
         check_count("rounds", value)
 
 
@@ -139,7 +139,5 @@ def test_counts_become_plain_integers():
 
 def test_errors_shorten_long_values_and_name_the_nearest_choice():
     assert len(str(fedax.ConfigError("data", np.arange(10_000).tolist(), "give less"))) < 300
-    assert "did you mean 'fedprox'? There are: fedavg, fedprox" in str(
-        unknown("method", "FedProxx", ["fedprox", "fedavg"])
-    )
+    assert "'fedprox'? There are: fedavg, fedprox" in str(unknown("method", "FedProxx", ["fedprox", "fedavg"]))
     assert "no such name. There are: a, b" in str(unknown("method", 3, ["b", "a"]))

@@ -62,7 +62,7 @@ def test_a_row_is_the_same_beside_other_rows(folder):
 
 
 def test_clients_are_called_as_they_are_written(folder):
-    with pytest.warns(DoubtfulWarning, match=r"column 'site': '01', '1', '001' are clients of their own"):
+    with pytest.warns(DoubtfulWarning, match=r"'site': '01', '1', '001' are clients"):
         read = data.from_csv(folder(a="site,x,y\n01,1,a\n1,2,b\n001,3,a\n01,4,b\n"), label="y", client="site")
     assert sorted(read.names) == ["001", "01", "1"]
     place = folder(a="site,x,y\n01,1,a\n02,2,b\n", b="site,x,y\n01,1,a\nX1,4,b\nNA,5,a\n")
@@ -237,9 +237,7 @@ def test_marks_of_thousands(folder):
 
 def test_what_can_be_read_in_two_ways_is_asked_for(folder):
     place = folder(a="cost;y\n1,234;0\n2,345;1\n")
-    with pytest.raises(
-        DataError, match=r"a.csv: column 'cost' has '1,234', .*1\.234 or 1234.*--decimal ,.*--decimal \."
-    ):
+    with pytest.raises(DataError, match=r"'cost' has '1,234', .*--decimal ,.*--decimal \."):
         data.from_csv(place, label="y")
     for sign, first in ((",", 1.234), (".", 1234)):
         read = data.from_csv(place, label="y", decimal=sign, scale="none", columns={"cost": "number"})

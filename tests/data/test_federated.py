@@ -121,7 +121,7 @@ def test_what_cannot_be_saved_or_opened(tmp_path):
         fedax.FederatedData(np.arange(3.0), [1, 2]).save(tmp_path / "a")
     with pytest.raises(DataError, match="dict of arrays"):
         fedax.FederatedData({"../x": np.arange(3.0)}, [1, 2]).save(tmp_path / "a")
-    with pytest.raises(DataError, match=r"examples\['x'\]: .*bfloat16; use .astype\(np.float32\)"):
+    with pytest.raises(DataError, match=r"\['x'\]: .*bfloat16; use .*float32"):
         fedax.FederatedData({"x": jnp.ones(3, jnp.bfloat16)}, [1, 2]).save(tmp_path / "a")
     with pytest.raises(DataError, match="no examples"):
         fedax.FederatedData.open(tmp_path)
@@ -146,11 +146,11 @@ def test_numbers_that_jax_would_change():
     x, y = np.ones((4, 2)), np.zeros(4)
     x[2, 1], y[3] = 1e39, -1e40
     for examples, message in (
-        ({"x": x, "y": np.zeros(4)}, r"client 1, examples\['x'\], column 1, row 0 is 1e\+39, beyond float32"),
-        ({"x": np.ones((4, 2)), "y": y}, r"client 1, examples\['y'\], row 1 is -1e\+40, beyond float32"),
-        ({"y": np.array([0, 2**40, 0, 0])}, r"client 0, examples\['y'\], row 1 is 1099511627776, beyond int32"),
+        ({"x": x, "y": np.zeros(4)}, r"client 1, .*'x'\], column 1, row 0 is 1e\+39"),
+        ({"x": np.ones((4, 2)), "y": y}, r"client 1, .*'y'\], row 1 is -1e\+40"),
+        ({"y": np.array([0, 2**40, 0, 0])}, r"client 0, .*'y'\], .* 1099511627776, beyond int32"),
         ({"y": np.array([0, 2**32, 0, 0], np.uint64)}, "beyond uint32"),
-        ({"y": np.full(4, 1e-50)}, "all numbers are below .* float32 has them as 0"),
+        ({"y": np.full(4, 1e-50)}, "all numbers are below .* float32"),
     ):
         with pytest.raises(DataError, match=message):
             data.FederatedData(examples, sizes=[2, 2])

@@ -104,9 +104,9 @@ def test_dirichlet_labels_are_drawn_per_client_in_equal_sizes():
 
 
 def test_min_size_that_cannot_be_met_ends_in_an_error():
-    with pytest.raises(ConfigError, match=r"min_size = 301: 10 clients, 3000 examples: give at most 300"):
+    with pytest.raises(ConfigError, match=r"min_size = 301: .*at most 300"):
         data.dirichlet(LABELS, clients=10, alpha=0.1, min_size=301)
-    with pytest.raises(ConfigError, match=r"min_size = 10: in 1000 draws the smallest client got \d examples"):
+    with pytest.raises(ConfigError, match=r"min_size = 10: .*smallest client got \d"):
         data.dirichlet(LABELS % 2, clients=16, alpha=0.01)
     with pytest.raises(ConfigError, match="min_size = 10: 301 clients"):
         data.power_law(3000, clients=301)
@@ -228,7 +228,7 @@ def test_in_a_configuration(partition):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: data.pathological(LABELS, 4, 2), "classes = 2: 4 clients of 2 classes cannot hold 10"),
+        (lambda: data.pathological(LABELS, 4, 2), "classes = 2: .*cannot hold 10"),
         (lambda: data.pathological(LABELS, 4, 11), "classes = 11: there are 10"),
         (lambda: data.pathological(np.repeat([0, 1], [3, 60]), 6, 2), "clients = 6: a class has 3 examples"),
         (lambda: data.by_size(10, [5, 4]), "sizes = .*there are 10 examples"),
@@ -244,7 +244,7 @@ def test_in_a_configuration(partition):
         (lambda: data.dirichlet(LABELS, clients=2, alpha=0.1, min_size=0), "min_size = 0"),
         (lambda: data.dirichlet_labels(LABELS[:3], clients=4, alpha=0.1), "clients = 4"),
         (lambda: data.dirichlet_labels(LABELS, clients=4, alpha=float("nan")), "alpha = nan"),
-        (lambda: data.shards(LABELS[:7], clients=4), "per_client = 2: 4 clients, 7 examples: give at most 1"),
+        (lambda: data.shards(LABELS[:7], clients=4), "per_client = 2: .*give at most 1"),
         (lambda: data.dominant(LABELS, clients=9, share=0.8), "clients = 9: there are 10 classes"),
         (lambda: data.dominant(LABELS, clients=10, share=1.1), "share = 1.1"),
         (lambda: data.dominant(np.repeat([0, 1], 30), clients=60, share=0.02), "share = 0.02: .* would have no"),

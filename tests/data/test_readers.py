@@ -63,7 +63,7 @@ def test_available_is_what_load_knows(tmp_path):
     assert set(lines) >= {"digits", "mnist", "fashion_mnist", "cifar10", "femnist", "shakespeare", "w8a", "a9a"}
     assert all(line and "\n" not in line for line in lines.values())
     for name in lines.keys() - {"digits"}:
-        with pytest.raises(DataError, match=f"{name}: nothing of it in .*These files there would do: .*https?://") as e:
+        with pytest.raises(DataError, match=f"{name}: nothing of it in .*would do: .*https?://") as e:
             data.load(name, tmp_path)
         assert str(tmp_path) in str(e.value)
     with pytest.raises(ConfigError, match="did you mean 'mnist'"):

@@ -125,13 +125,13 @@ def test_each_seed_may_have_its_own_split(tmp_path):
 @pytest.mark.parametrize(
     ("split", "message"),
     [
-        ({"test": 0.2}, "data.split.test = 0.2: there are held-out examples already"),
+        ({"test": 0.2}, "data.split.test = 0.2: .*already"),
         ({"valid": 0.2}, "data.split.valid = 'valid'"),
-        ({"train": 0.5, "val": 0.2}, "data.split.train = 0.5: the shares sum to 0.7"),
+        ({"train": 0.5, "val": 0.2}, "data.split.train = 0.5: .*sum to 0.7"),
         ({"val": 1.0}, "data.split.train = 0"),
         ({"val": 0.2, "stratify": "z"}, "data.split.stratify = 'z'"),
         ({"val": "a"}, "data.split.val"),
-        ({"val": 1e-4}, "data.split.val = 0.0001: no client has enough examples for one, the largest 361; ask for"),
+        ({"val": 1e-4}, "split.val = 0.0001: .*the largest 361"),
     ],
 )
 def test_settings_that_cannot_be(split, message):

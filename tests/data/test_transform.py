@@ -267,9 +267,9 @@ FRAME = pd.DataFrame({"age": [40.0, 50.0, 60.0], "ward": ["A", "A", "B"], "ill":
 @pytest.mark.parametrize(
     ("tables", "options", "message"),
     [
-        ({"a": FRAME}, {"label": "il"}, "label: there is no column 'il'. did you mean 'ill'"),
+        ({"a": FRAME}, {"label": "il"}, "label: .*column 'il'. did you mean 'ill'"),
         ({"a": FRAME}, {"columns": {"agee": "drop"}}, "columns.agee: .*did you mean 'age'"),
-        ({"a": FRAME}, {"columns": {"age": "numeric"}}, "columns.age = 'numeric': give one of: number, category"),
+        ({"a": FRAME}, {"columns": {"age": "numeric"}}, "columns.age = 'numeric': .*number, category"),
         ({"a": FRAME}, {"task": "ranking"}, "task = 'ranking'"),
         ({"a": FRAME}, {"scale": "minmax"}, "scale = 'minmax'"),
         ({"a": FRAME}, {"max_categories": 0}, "max_categories = 0"),
@@ -306,7 +306,7 @@ def test_applied_to_other_tables():
     transform, _ = fitted({"a": FRAME}, label="ill")
     with pytest.raises(DataError, match="column: there is no column 'ward'"):
         transform.apply(FRAME.drop(columns="ward"))
-    with pytest.raises(DataError, match="row 1 is 'maybe'; the classes are 'no', 'yes'"):
+    with pytest.raises(DataError, match=r"row 1 is 'maybe'; .*'no', 'yes'"):
         transform(FRAME.assign(ill=["no", "maybe", "yes"]))
     with pytest.raises(DataError, match="row 2 is missing"):
         transform(FRAME.assign(ill=["no", "yes", None]))
@@ -368,5 +368,5 @@ def test_columns_are_dropped_by_name():
     for drop, message in (("age", "drop = 'age': give a list"), (["agee"], "drop: there is no column 'agee'")):
         with pytest.raises((ConfigError, DataError), match=message):
             fitted({"a": FRAME}, label="ill", drop=drop)
-    with pytest.raises(ConfigError, match=r"columns.age = 'number': drop names this column too"):
+    with pytest.raises(ConfigError, match=r"columns.age = 'number': drop names"):
         fitted({"a": FRAME}, label="ill", drop=["age"], columns={"age": "number"})

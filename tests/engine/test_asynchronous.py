@@ -169,7 +169,7 @@ def test_corrected_weights_are_those_of_so_many_steps(tmp_path):
     kept = fedax.Checkpoints(tmp_path, rounds=5)
     run(fedax.create("fedbuff", lr=LR), pace, rounds=10, evaluate_every=10, checkpoint=kept)
     run(fedax.create("fedbuff", lr=LR), pace, rounds=12, evaluate_every=12, checkpoint=kept)  # fewer than 300
-    with pytest.raises(fedax.CheckpointError, match=r"pace.weights was corrected over 300 steps, is .* over 400 steps"):
+    with pytest.raises(fedax.CheckpointError, match=r"pace.weights .* 300 steps, is .* 400"):
         run(fedax.create("fedbuff", lr=LR), pace, rounds=400, evaluate_every=400, checkpoint=kept)
 
 
@@ -281,7 +281,7 @@ def test_availability_decides_when_work_begins():
     got = fedax.simulate(fedax.create("fedavg", lr=LR), QUADRATIC, one, clock=clock, **options)
     assert got.history["time"].tolist() == [0.0, 18.0, 26.0, 118.0]  # the second begins at 18
     clock = fedax.Clock(step=4.0, available={"0": [[10.0, 20.0]]})
-    with pytest.raises(ConfigError, match=r"clock.available = 'no period after 26': client 0 is off for good"):
+    with pytest.raises(ConfigError, match=r"available = 'no period .*: client 0 is off"):
         fedax.simulate(fedax.create("fedavg", lr=LR), QUADRATIC, one, clock=clock, **options)
 
 
@@ -335,23 +335,23 @@ def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedavg", {"clock": None}, r"clock = None: with pace=… give clock=fedax.Clock"),
+        ("fedavg", {"clock": None}, r"clock = None: .*clock=fedax.Clock"),
         (
             "fedavg",
             {"participation": fedax.Uniform(2)},
-            r"participation = .*with pace=… clients start as the pace says",
+            r"participation = .*as the pace says",
         ),
         (
             "fedavg",
             {"pace": fedax.Async(7, start="idle")},
-            r"pace.concurrency = 7: at most all 6 clients are under way",
+            r"concurrency = 7: at most all 6 clients",
         ),
         ("fedavg", {"pace": fedax.Async(9, 7)}, r"pace.buffer = 7: there are 6 clients"),
         ("fedavg", {"pace": 3}, r"pace = 3: give fedax.Async"),
         ("mime", {}, r"pace = .*Mime has several exchanges a round"),
-        ("led", {}, r"participation = 'clients that answer when they are done'"),
+        ("led", {}, r"participation = 'clients that answer"),
         ("scaffold-m", {}, r"pace = .*begins with all clients"),
-        ("scaffold", {}, r"pace.start = 'uniform': a client of Scaffold keeps something"),
+        ("scaffold", {}, r"pace.start = 'uniform': .*Scaffold keeps"),
         ("scaffold", {"pace": fedax.Async(4, start="idle", max_staleness=3)}, r"pace.max_staleness = 3: a client of"),
         ("fedavg", {"work": fedax.Deadline(1.0)}, r"work.time = .*"),
         ("fedavg", {"privacy": fedax.DP(1.0, 1.0, 1e-3)}, r"privacy = .*with pace=… who is heard follows"),
@@ -361,7 +361,7 @@ def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
             {"place": fedax.Place(client_memory="host", stream=True)},
             r"pace = .*are simulated, in one process",
         ),
-        ("ringleader", {}, r"pace.buffer = 2: a step of Ringleader takes 1 at a time: give 1"),
+        ("ringleader", {}, r"pace.buffer = 2: .*Ringleader .*give 1"),
     ],
 )
 def test_what_cannot_be_is_refused(name, options, message):

@@ -87,7 +87,7 @@ def test_a_run_may_be_shortened_to_a_round_without_evaluation(tmp_path):
 
 def test_other_columns_are_refused_before_work_begins(tmp_path):
     run("fedavg", tmp_path, rounds=4)
-    with pytest.raises(CheckpointError, match="has the columns grad_norm_sq: ask for the same test"):
+    with pytest.raises(CheckpointError, match=r"columns grad_norm_sq: ask for .*test"):
         run("fedavg", tmp_path, task=MEASURED)
 
 
@@ -184,9 +184,7 @@ def test_damaged_files_are_passed_over_and_named(prolonged, tmp_path):
     newest = max((tmp_path / "run").iterdir())
     good = newest.read_bytes()
     newest.write_bytes(good[:-5] + bytes([good[-5] ^ 64]) + good[-4:])
-    with pytest.warns(
-        DamagedWarning, match=rf"^1 of 2 checkpoints .*{newest.name}: damaged.*going on from round 3, to"
-    ):
+    with pytest.warns(DamagedWarning, match=rf"^1 of 2 .*{newest.name}: damaged.*round 3, to"):
         identical(whole, run("scaffold", tmp_path / "run"))
     # What was damaged has made room.
     assert sorted(path.name[:15] for path in (tmp_path / "run").iterdir()) == ["round-000000006", "round-000000008"]
@@ -200,7 +198,7 @@ def test_no_damage_passes(prolonged, tmp_path):
     other = good.replace(b'"memory.0"', b'"memory.9"')
     for broken in (*flips(good), good[:-4], good[:50], b"", b"\xff" * 100, good + b"\0", other):
         path.write_bytes(broken)
-        with pytest.raises(CheckpointError, match=rf"{path.name}: damaged.*; there is no other one; remove"):
+        with pytest.raises(CheckpointError, match=rf"{path.name}: damaged.*no other .*remove"):
             run("scaffold", tmp_path)
 
 
@@ -210,7 +208,7 @@ def test_a_renamed_checkpoint_is_not_believed(prolonged, tmp_path):
     shutil.copytree(folder, tmp_path / "run")
     newest = max((tmp_path / "run").iterdir())
     newest.rename(newest.with_name("round-000000007.0-of-1.safetensors"))
-    with pytest.warns(DamagedWarning, match=rf"moved or renamed \(it is {newest.name}\).*going on from round 3, to"):
+    with pytest.warns(DamagedWarning, match=rf"renamed \(it is {newest.name}\).*round 3, to"):
         identical(whole, run("scaffold", tmp_path / "run"))
     for name in ("round-000000005.0-of-1.safetensors", "round-000000006.0-of-1.safetensors"):
         place = tmp_path / f"alone-{name}"
@@ -219,7 +217,7 @@ def test_a_renamed_checkpoint_is_not_believed(prolonged, tmp_path):
         if name == newest.name:
             identical(whole, run("scaffold", place))
             continue
-        with pytest.raises(CheckpointError, match=rf"{name}: moved or renamed \(it is .*; there is no other one"):
+        with pytest.raises(CheckpointError, match=rf"{name}: .*renamed \(it is .*no other one"):
             run("scaffold", place)
     assert checkpoint.damage(newest, "round-000000006.1-of-2.safetensors") == f"moved or renamed (it is {newest.name})"
 
@@ -371,7 +369,7 @@ def test_higher_may_be_better(tmp_path):
     assert (
         not fedax.Checkpoints("x", best="test_error").upwards and fedax.Checkpoints("x", best="test_accuracy").upwards
     )
-    with pytest.raises(ConfigError, match=r"checkpoint\.higher = None: the name density does not tell"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.higher = None: .*density"):
         fedax.simulate(
             fedax.create("fedavg", lr=0.05), TASK.with_metrics(density=fedax.metrics.Density(0.1)), DATA, rounds=1,
             checkpoint=fedax.Checkpoints(tmp_path / "new", best="density"),
@@ -402,7 +400,7 @@ def test_the_best_since_it_was_asked(tmp_path):
 
 
 def test_columns_of_the_best(tmp_path):
-    with pytest.raises(ConfigError, match=r"checkpoint\.best = 'test_los': did you mean 'test_loss'.*: test_error, "):
+    with pytest.raises(ConfigError, match=r"checkpoint\.best = 'test_los': .*'test_loss'.*: test_error, "):
         best(tmp_path, best="test_los")
     with pytest.raises(ConfigError, match=r"There are: train_loss$"):
         kept = fedax.Checkpoints(tmp_path, best="test_loss")
@@ -426,7 +424,7 @@ def test_a_best_model_that_is_not_this_jobs(tmp_path):
     good = (tmp_path / "best.safetensors").read_bytes()
     for broken in (*flips(good), b"\xff" * 100):
         (tmp_path / "best.safetensors").write_bytes(broken)
-        with pytest.raises(CheckpointError, match=r"best\.safetensors: damaged.*; remove it to go on"):
+        with pytest.raises(CheckpointError, match=r"best\.safetensors: damaged.*remove it"):
             best(tmp_path)
 
 
@@ -439,7 +437,7 @@ def test_a_best_model_that_cannot_be_written(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(CheckpointError, match=r"best\.safetensors: cannot be written \(No space left"):
+    with pytest.raises(CheckpointError, match=r"best\.safetensors: .*No space left"):
         best(tmp_path)
     assert (tmp_path / "best.safetensors").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 

@@ -44,6 +44,11 @@ def problem(config):
     return Problem(fedax.create("fedavg", lr=0.1), fedax.tasks.softmax_regression(4, 2), wire_of())
 
 
+def digest_of(desk):
+    """Of the transform that it says it has."""
+    return desk.answer(Message({"kind": "hello"})).head["table"]["transform"]
+
+
 class Desks:
     """Desks of the tables in a folder; ``again`` starts one again, as after its process has ended."""
 
@@ -79,7 +84,7 @@ class Desks:
         ), kept
 
     def digests(self):
-        return {desk.name: desk._transform and desk._transform.digest for desk in self.desks.values()}
+        return {desk.name: digest_of(desk) for desk in self.desks.values()}
 
 
 def test_all_have_what_the_way_by_files_and_one_process_give(folder, tmp_path):
@@ -110,7 +115,7 @@ def test_a_node_without_a_transform_is_there_and_refuses_runs(folder, tmp_path):
     desks = Desks(folder, tmp_path)
     about = desks.desks[100].answer(Message({"kind": "hello"})).head
     assert about["table"] == {"name": "hospital-10", "rows": 2, "transform": None}
-    with pytest.raises(NodeError, match="hospital-10: its table is not transformed yet: fedax deploy tables"):
+    with pytest.raises(NodeError, match=r"hospital-10: .*not transformed yet"):
         Fleet(Here(desks.desks))
     assert "not transformed yet" in desks.desks[100].answer(Message({"kind": "exchange"})).head["error"]
 
@@ -127,7 +132,7 @@ def test_after_a_restart_the_transform_is_there_and_another_label_replaces_it(fo
     desks.again(101)
     assert any("does not fit the table" in line for line in desks.said)
     answer = desks.desks[101].answer(Message({"kind": "check"}))
-    assert "does not fit its table: fedax deploy tables again" in answer.head["error"]
+    assert "does not fit its table: fedax deploy" in answer.head["error"]
 
 
 def test_nothing_of_a_dropped_column_leaves(folder, tmp_path):
@@ -206,7 +211,7 @@ def test_a_table_that_does_not_go_with_the_others_is_named_and_changes_nothing(n
         desks.again(102, folder / "bad.csv")
     with pytest.raises((NodeError, DataError), match=message):
         desks.agree()
-    assert [desks.desks[number]._transform.digest for number in (100, 101)] == [old.digest] * 2
+    assert [digest_of(desks.desks[number]) for number in (100, 101)] == [old.digest] * 2
 
 
 def test_one_class_everywhere_is_an_error_and_rows_without_a_label_may_be_left_out(tmp_path):
@@ -225,9 +230,7 @@ def test_a_folder_of_arrays_and_another_version_are_named(folder, tmp_path):
     desks = Desks(folder, tmp_path)
     arrays = fedax.FederatedData.from_clients({"arrays": {"x": np.zeros((2, 1)), "y": np.zeros(2, int)}})
     desks.desks[102] = Site(arrays, problem, tempfile.mkdtemp(), ["arrays"])
-    with pytest.raises(
-        NodeError, match=r"client 'arrays': its node has no table, but a folder of arrays.*--data TABLE"
-    ):
+    with pytest.raises(NodeError, match=r"client 'arrays': .*arrays.*--data TABLE"):
         desks.agree()
     del desks.desks[102]
 
@@ -236,7 +239,7 @@ def test_a_folder_of_arrays_and_another_version_are_named(folder, tmp_path):
             answer.head["versions"]["fedax"] = "0.0.1"
         return answer
 
-    with pytest.raises(NodeError, match=rf"its node has fedax 0\.0\.1, and the server has {fedax.__version__}"):
+    with pytest.raises(NodeError, match=rf"fedax 0\.0\.1, .*{fedax.__version__}"):
         desks.agree(spy=older)
 
 
@@ -288,7 +291,7 @@ def test_one_that_cannot_take_the_transform_keeps_all_at_the_old_one(folder, tmp
 
 
 def test_too_few_nodes_are_said(folder, tmp_path):
-    with pytest.raises(NodeError, match=r"2 nodes are there after 0 s \(hospital-7, hospital-10\), and 3 should be"):
+    with pytest.raises(NodeError, match=r"2 nodes .*\(hospital-7, hospital-10\), and 3"):
         agree(Desks(folder, tmp_path).here, "ill", plan, print, nodes=3, timeout=0.0)
 
 
@@ -313,7 +316,7 @@ def test_what_is_to_leave_waits_for_its_owner(folder, tmp_path, monkeypatch):
 
     result, _ = desks.agree(timeout=0.05, spy=owners)  # people may take longer than nodes
     assert result.digest == from_csv(folder, label="ill").transform.digest and len(requests) > 4
-    assert any("waiting for hospital-7: its owner looks at what is to leave" in line for line in desks.said)
+    assert any("waiting for hospital-7: its owner looks" in line for line in desks.said)
     assert any("Type yes, or no and why" in line for line in desks.said)
     desks.again(101)
     again, _ = desks.agree()  # what an owner has agreed to once may leave again
@@ -330,7 +333,7 @@ def test_a_no_and_its_reason_reach_the_coordinator_until_it_becomes_a_yes(folder
     assert len(decide(state, False, "leave ward out")) == 1
     desks.again(101)
     assert desks.desks[101].answer(Message(ask)).head["error"].endswith("summary leave: leave ward out")
-    with pytest.raises(NodeError, match="client 'hospital-7': its owner does not let the first summary leave: leave"):
+    with pytest.raises(NodeError, match=r"'hospital-7': its owner .*first summary"):
         decide(tmp_path / "hospital-10", True)
         desks.agree()
     assert len(decide(state, True)) == 1 and "summary" in desks.desks[101].answer(Message(ask)).head
@@ -355,7 +358,7 @@ def test_an_owner_may_let_leave_what_the_rule_refuses(folder, tmp_path):
     desks = Desks(folder, tmp_path, review=True)
     ask = Message({"kind": "summarize", "plan": Plan({"patient": Planned("category")}, label="ill").to_json()})
     assert desks.desks[101].answer(ask).head == {"waits": "its owner"}
-    assert any("look at column 'patient': 6 of 6 texts differ" in line for line in desks.said)
+    assert any("column 'patient': 6 of 6 texts differ" in line for line in desks.said)
     other = Message({"kind": "summarize", "plan": Plan({"ward": Planned("category")}, label="ill").to_json()})
     assert desks.desks[101].answer(other).head == {"waits": "its owner"}
     assert len(reviews(tmp_path / "hospital-7")) == 1  # nobody waits for the first any more
@@ -367,7 +370,7 @@ def test_an_owner_may_let_leave_what_the_rule_refuses(folder, tmp_path):
 def test_a_number_beyond_float32_is_named_to_the_owner_alone(tmp_path):
     folder = folder_of(tmp_path, {**ROWS, "hospital-10": "patient,age,ward,ill\nGerd G.,4e77,B,no\nHans H.,30,A,no\n"})
     desks = Desks(folder, tmp_path)
-    with pytest.raises(NodeError, match="client 'hospital-10': column 'age' has 1 number beyond float32"):
+    with pytest.raises(NodeError, match=r"'hospital-10': .*'age' .*beyond float32"):
         desks.agree()
     assert any(line.startswith("hospital-10: column 'age'") and "row 0 is 4e+77" in line for line in desks.said)
     (told,) = [

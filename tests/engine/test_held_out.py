@@ -100,7 +100,7 @@ def test_the_same_at_nodes():
     where = [[3, 0], [2, 1]]  # of as many examples
     over, _ = here.run_at_sites(METHOD, NODES, DATA, where, None, tests, **RUN)
     assert_same(fedax.simulate(METHOD, NODES, DATA, test=whole, **RUN), over)
-    with pytest.raises(fedax.ConfigError, match=r"task.metrics\['mcc'\] = .*at the nodes: take a metric that is made"):
+    with pytest.raises(fedax.ConfigError, match=r"task.metrics\['mcc'\] = .*at the nodes"):
         here.run_at_sites(METHOD, TASK, DATA, where, None, tests, **RUN)
 
 
@@ -202,9 +202,9 @@ def interrupt(row):
         ({"test": clients([3]).with_weights([1.0]), "val": {"x": VAL["x"]}}, "^val: its structure"),
         (
             {"task": BY_CLIENT, "test": VAL},
-            r"task.run_metrics\['per_client'\] = PerClient\(\): give val or test as a fedax.FederatedData",
+            r"metrics\['per_client'\] = .*FederatedData",
         ),
-        ({"until": fedax.Patience()}, "patience.column = 'val_loss': .*There are: train_loss"),
+        ({"until": fedax.Patience()}, "patience.column = 'val_loss': .*train_loss"),
         ({"until": fedax.Patience("train_lose")}, "did you mean 'train_loss'"),
     ],
 )
@@ -215,15 +215,15 @@ def test_bad_input(options, match):
 
 def test_too_many_clients_for_a_history():
     many = fedax.FederatedData(examples(10_001), np.ones(10_001, int))
-    with pytest.raises(fedax.ConfigError, match=r"10001 clients of test are more than 10000: use fedax.evaluate"):
+    with pytest.raises(fedax.ConfigError, match=r"10001 .*of test .*use fedax.evaluate"):
         fedax.simulate(METHOD, BY_CLIENT, DATA, rounds=1, test=many)
 
 
 def test_a_client_of_the_test_part_is_named():
     bad = fedax.FederatedData.from_clients({"a": examples(2), "b": examples(2) | {"y": np.float32([1, 3])}})
-    with pytest.raises(fedax.DataError, match=r"^client 'b', test: examples\['y'\], row 1 has label 3"):
+    with pytest.raises(fedax.DataError, match=r"^client 'b', test: .*row 1 has label 3"):
         fedax.simulate(METHOD, TASK, DATA, rounds=1, test=bad)
-    with pytest.raises(fedax.ConfigError, match=r"params_per_client = 4: give leaves \[4, ...\]"):
+    with pytest.raises(fedax.ConfigError, match=r"params_per_client = 4: .*\[4, ...\]"):
         fedax.evaluate(TASK, None, TEST, {"w": np.zeros((3, 3))})
     with pytest.raises(fedax.ConfigError, match=r"compare outputs with batch\['y'\]"):
         no_labels = fedax.Task(lambda key: np.zeros(2), lambda p, b, key: b["x"] @ p, {"auc": M.AUC()}, outputs=dot)

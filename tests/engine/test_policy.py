@@ -245,7 +245,7 @@ def test_a_round_that_cannot_be_asked_again_ends_a_method_for_all_clients():
         return at.sites[FIRST].answer(changed(message, download=lambda leaf: leaf + np.float32(1)))
 
     at.spy = repeated
-    with pytest.raises(fedax.NodeError, match=r"^clients '3', '0', '4': exchange 0 of .* begin a new run$"):
+    with pytest.raises(fedax.NodeError, match=r"^clients '3', '0', '4': exchange 0 of .*new run$"):
         run(at, method)
 
 
@@ -354,11 +354,11 @@ def test_so_many_questions_and_no_more(monkeypatch):
     monkeypatch.setattr(answered.time, "strftime", lambda form, *_: day[0] if form == "%Y-%m-%d" else time.asctime())
     at = nodes(policy=Policy(total=8, daily=5))
     run(at)  # two exchanges, three evaluations
-    with pytest.raises(fedax.NodeError, match=r"messages.daily = 5\): that many were answered today"):
+    with pytest.raises(fedax.NodeError, match=r"messages.daily = 5\): .*answered today"):
         run(at)
     day[0] = "2026-01-02"
     at.sites[FIRST] = restarted(at.sites[FIRST])
-    with pytest.raises(fedax.NodeError, match=r"messages.total = 8\): that many questions were answered"):
+    with pytest.raises(fedax.NodeError, match=r"messages.total = 8\): .*answered"):
         run(at, rounds=3)
     # One run of one round, asked again and again for other models: how rows of small batches were recovered.
     at = nodes(policy=Policy(total=30))
@@ -431,7 +431,7 @@ def test_updates_leave_with_noise_of_the_node():
     assert abs(z.mean(0)).max() < 4 / np.sqrt(400) and abs(np.corrcoef(z.T) - np.eye(4)).max() < 0.25
     # The budget, over runs and a restart: the sums of some rounds, and the figures with them.
     at = nodes(policy=policy)
-    with pytest.raises(fedax.NodeError, match=r"^clients '3', '0', '4': its owner's budget \(budget.epsilon = 5\)"):
+    with pytest.raises(fedax.NodeError, match=r"^clients '3', '0', '4': .*budget.epsilon = 5\)"):
         for _ in range(20):
             run(at)
             at.sites[FIRST] = restarted(at.sites[FIRST])
@@ -480,13 +480,13 @@ def test_the_policy_of_the_page_on_privacy():
         ({"sums": {"clients": 0}}, "sums.clients = 0"),
         ({"sums": {"clients": True}}, "sums.clients = True"),
         ({"sums": {"single": 1}}, "sums.single = 1: give true or false"),
-        ({"runs": {"methods": "fedavg"}}, "runs.methods = 'fedavg': give a list of names"),
+        ({"runs": {"methods": "fedavg"}}, "runs.methods = 'fedavg': .*list"),
         ({"work": {"steps": -1}}, "work.steps = -1"),
-        ({"figures": {"noise": 1.0}}, "figures.bound = None: figures.noise and figures.bound go together"),
+        ({"figures": {"noise": 1.0}}, "figures.bound = None: .*go together"),
         ({"updates": {"clip": 1.0}}, "updates.noise = None"),
-        ({"updates": {"clip": 1.0, "noise": 3.0}}, "figures.noise = None: figures without it would tell"),
-        ({"figures": {"noise": 0.1, "bound": 1.0}}, "figures.noise = 0.1: one answer spends ε = .*; give more noise"),
-        ({"budget": {"epsilon": 1.0}}, "budget.epsilon = 1.0: there is no noise that could spend it"),
+        ({"updates": {"clip": 1.0, "noise": 3.0}}, "figures.noise = None: figures without"),
+        ({"figures": {"noise": 0.1, "bound": 1.0}}, "figures.noise = 0.1: .*more noise"),
+        ({"budget": {"epsilon": 1.0}}, "budget.epsilon = 1.0: .*no noise"),
         ({"budget": {"delta": 2.0}}, "budget.delta = 2.0"),
     ],
 )

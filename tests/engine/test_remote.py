@@ -310,7 +310,7 @@ def test_an_answer_that_counts_nonsense(tally):
 
 @pytest.mark.parametrize("name", ["run", "stage", "number", "index", "write"])
 def test_an_answer_to_another_question(name):
-    with pytest.raises(fedax.NodeError, match=f"^clients '2', '1': the answer is to another question: {name} is None"):
+    with pytest.raises(fedax.NodeError, match=f"^clients '2', '1': .*another question: {name} is None"):
         run(FEDAVG, spy=spoiled(heads(**{name: None}), THIRD), rounds=1)
 
 
@@ -323,7 +323,7 @@ def test_the_answer_of_another_round():
         late.append(answer)
         return late[0]
 
-    with pytest.raises(fedax.NodeError, match=r"^clients '4': the answer is to another question: index is 0"):
+    with pytest.raises(fedax.NodeError, match=r"^clients '4': .*question: index is 0"):
         run(FEDAVG, spy=spy)
     assert len(late) == 2
 
@@ -334,7 +334,7 @@ def test_answers_of_the_wrong_number_of_clients(about):
         return {name: leaf[:1] if about in name else leaf for name, leaf in arrays.items()}
 
     aggregate = fedax.CoordinateMedian() if about == "uploads" else None
-    with pytest.raises(fedax.NodeError, match=rf"^clients '3', '0': .*{about}'\].* expected .*\[2"):
+    with pytest.raises(fedax.NodeError, match=rf"^clients '3', '0': .*{about}'\].*expected .*\[2"):
         run(FEDAVG, spy=spoiled(arrays_of(fewer)), rounds=1, guard=True, aggregate=aggregate)
 
 
@@ -403,7 +403,7 @@ def test_the_bits_of_every_kind_of_number():
         assert (was.dtype, was.shape, was.tobytes()) == (became.dtype, became.shape, became.tobytes())
     turned = {"x": np.asfortranarray(rng.normal(size=(3, 4)))}
     np.testing.assert_array_equal(unpacked(packed(turned), turned, "it")["x"], turned["x"])
-    with pytest.raises(fedax.NodeError, match=r"^it: \['x'\] is uint16\[2\], expected float16\[2\]"):
+    with pytest.raises(fedax.NodeError, match=r"^it: .*uint16\[2\], expected float16\[2\]"):
         unpacked(packed({"x": np.ones(2, jnp.bfloat16)}), {"x": np.ones(2, np.float16)}, "it")
 
 
@@ -542,9 +542,9 @@ def test_a_node_that_cannot_say_hello():
 
 def test_too_few_nodes():
     at = Here(nodes(FEDAVG))
-    with pytest.raises(fedax.NodeError, match=r"^3 nodes are there after 0.01 s, and 4 should be"):
+    with pytest.raises(fedax.NodeError, match=r"^3 nodes .* after 0.01 s, and 4"):
         Fleet(at, nodes=4, wait=0.01)
-    with pytest.raises(fedax.NodeError, match=r"^0 nodes are there after 0.01 s, and 1 should be"):
+    with pytest.raises(fedax.NodeError, match=r"^0 nodes .* after 0.01 s, and 1"):
         Fleet(Here({}), wait=0.01)
     late = Here({FIRST: at.sites[FIRST]})
     late.nodes = lambda: (late.sites.update(at.sites), [FIRST])[1] if len(late.sites) < 3 else [*late.sites]
@@ -566,7 +566,7 @@ def test_clients_are_in_the_order_of_their_names():
 
 @pytest.mark.parametrize("names", [["a", "a"], ["a"], ["a", ""], ["a", "b", "c"]])
 def test_names_that_cannot_be(names, tmp_path):
-    with pytest.raises(fedax.ConfigError, match=r"names = .*: give each of the 2 clients its own name"):
+    with pytest.raises(fedax.ConfigError, match=r"names = .*each of the 2 clients"):
         Site(here.part_of(DATA, [0, 1]), lambda _: problem(FEDAVG), tmp_path, names)
 
 
@@ -619,7 +619,7 @@ def test_another_program_in_the_middle_of_a_run():
         return answer
 
     at.spy = spy
-    with pytest.raises(fedax.NodeError, match=r"^clients '4': its code makes another program of this configuration"):
+    with pytest.raises(fedax.NodeError, match=r"^clients '4': its code .*another program"):
         run(FEDAVG, at)
 
 
@@ -650,7 +650,7 @@ def test_what_an_owner_does_not_let_leave(columns, options, text):
             yield number, answer
 
     at.ask = silent
-    with pytest.raises(fedax.NodeError, match=f"^clients '2', '1': its owner does not let {text} leave it"):
+    with pytest.raises(fedax.NodeError, match=f"^clients '2', '1': .*does not let {text} leave"):
         run(FEDAVG, at, **options)
     assert not any(each.tensors for each in left)
 
@@ -669,6 +669,11 @@ def restarted(site: Site, policy: Policy | None = None) -> Site:
     return Site(site.data, site._make, site.folder, site.names, site.held["test"], policy or site.policy)
 
 
+def rounds_of(site):
+    """The rounds that a node has counted, by run."""
+    return json.loads((site.folder / "rounds.json").read_text())
+
+
 def test_an_owner_allows_so_many_rounds():
     """Of all runs together, and over a restart."""
     at = Here(nodes(FEDAVG))
@@ -681,12 +686,9 @@ def test_an_owner_allows_so_many_rounds():
     run(FEDAVG, Here(at.sites), rounds=2)
     # A server that asks in spite of it.
     at.spy = spoiled(lambda answer: Message({"problems": []}), SECOND, "check")
-    with pytest.raises(
-        fedax.NodeError, match=r"^clients '4': its owner allows 5 rounds \(--max-rounds\), and that many"
-    ):
+    with pytest.raises(fedax.NodeError, match=r"^clients '4': .* 5 rounds .*and that many"):
         run(FEDAVG, at, rounds=1)
-    rounds = json.loads((at.sites[SECOND].folder / "rounds.json").read_text())
-    assert sorted(rounds.values()) == [2, 3]
+    assert sorted(rounds_of(at.sites[SECOND]).values()) == [2, 3]
 
 
 @pytest.mark.usefixtures("apart")
@@ -694,15 +696,13 @@ def test_a_round_counts_once():
     """Also if a client is asked twice, and others before it were not asked at all."""
     at = Twice(nodes(FEDAVG))
     run(FEDAVG, at, participation=fedax.Uniform(1), rounds=5)
-    counted = [sum(site._rounds.values()) for site in at.sites.values()]
+    counted = [sum(rounds_of(site).values()) for site in at.sites.values()]
     assert max(counted) == 5
 
 
 @pytest.mark.parametrize("problems", [None, 3, {"a": 1}, "none"])
 def test_a_check_whose_answer_says_nothing(problems):
-    with pytest.raises(
-        fedax.NodeError, match=r"^clients '3', '0': the answer does not say what speaks against the run"
-    ):
+    with pytest.raises(fedax.NodeError, match=r"^clients '3', '0': .*speaks against"):
         run(FEDAVG, spy=spoiled(heads(problems=problems), kind="check"))
 
 
@@ -730,9 +730,7 @@ def test_other_clients_than_when_the_run_began():
         return answer
 
     at.spy = spy
-    with pytest.raises(
-        fedax.NodeError, match=r"^clients '4': the clients at this node, their examples, or its versions, are others"
-    ):
+    with pytest.raises(fedax.NodeError, match=r"^clients '4': .*clients at this node, .*are others"):
         run(FEDAVG, at)
 
 
@@ -992,8 +990,8 @@ def test_a_run_goes_on_where_an_owner_allows_no_more_rounds(tmp_path):
     with pytest.raises(Broken):
         run(FEDAVG, Killed(there, 15), checkpoint=tmp_path)
     same(run(FEDAVG, Here(there), checkpoint=tmp_path), run(FEDAVG))
-    assert [[*site._rounds.values()] for site in there.values()] == [[ROUNDS]] * 3
-    with pytest.raises(fedax.NodeError, match=r"its owner allows 3 rounds \(--max-rounds\), and that many were asked"):
+    assert [[*rounds_of(site).values()] for site in there.values()] == [[ROUNDS]] * 3
+    with pytest.raises(fedax.NodeError, match=r"allows 3 rounds .*, and that many"):
         run(FEDAVG, Here(there), checkpoint=tmp_path, rounds=ROUNDS + 1)
 
 
@@ -1017,9 +1015,7 @@ def at_round(index: int, do: Callable[[Here], None]) -> Here:
 def test_memory_that_is_lost():
     """The error names the client; its row is never replaced by zeros."""
     at = at_round(2, lambda at: [path.unlink() for path in memory_files(at.sites[THIRD])])
-    with pytest.raises(
-        fedax.NodeError, match=r"^clients '2', '1': client '2': its memory is lost: 0-.*; begin a new run"
-    ):
+    with pytest.raises(fedax.NodeError, match=r"^clients '2', '1': .*'2': .*lost: 0-.*begin a new"):
         run(KEEPING["one exchange"], at)
 
 
@@ -1031,9 +1027,7 @@ def test_memory_that_is_damaged(spoil):
         for path in memory_files(at.sites[THIRD], 1):
             path.write_bytes(spoil(path.read_bytes()))
 
-    with pytest.raises(
-        fedax.NodeError, match=r"^clients '2', '1': client '1': its memory, .* is .*; restore it, or begin"
-    ):
+    with pytest.raises(fedax.NodeError, match=r"^clients '2', '1': .*'1': its memory, .*restore it"):
         run(KEEPING["one exchange"], at_round(2, do))
 
 
@@ -1044,7 +1038,7 @@ def test_memory_that_was_renamed():
         old, new = memory_files(at.sites[THIRD], 1)[-2:]
         old.replace(new)
 
-    with pytest.raises(fedax.NodeError, match=r"client '1': its memory, .* is moved or renamed \(it is \d+/1-"):
+    with pytest.raises(fedax.NodeError, match=r"'1': its memory, .*renamed \(it is \d+/1-"):
         run(KEEPING["one exchange"], at_round(2, do))
 
 
@@ -1277,9 +1271,7 @@ def test_a_node_that_fails_at_once_is_not_asked_without_pause():
 def test_a_method_for_all_clients_ends_with_its_name(hangs, tmp_path):
     method = fedax.create("vrl-sgd", lr=LR)
     there = nodes(method)
-    text = (
-        r"^clients '2', '1': no answer in 0.05 s, in round 1, and VRL-SGD is defined for rounds with all clients only"
-    )
+    text = r"^clients '2', '1': .*in 0.05 s, in round 1, and VRL-SGD"
     with pytest.raises(fedax.NodeError, match=text):
         run(method, Away(there, absent({1: THIRD}), hangs), timeout=0.05, checkpoint=tmp_path)
     same(run(method, Here(there), checkpoint=tmp_path), run(method, Here(nodes(method))))
@@ -1289,10 +1281,10 @@ def test_a_method_for_all_clients_ends_with_its_name(hangs, tmp_path):
 @pytest.mark.usefixtures("apart")
 def test_when_all_nodes_are_gone(hangs):
     gone = lambda number, head: head.get("index", 0) == 1 and head.get("kind") == "exchange"  # noqa: E731
-    with pytest.raises(fedax.NodeError, match=r"no answer in 0.05 s, in round 1, nor of any other; --resume goes on"):
+    with pytest.raises(fedax.NodeError, match=r"in 0.05 s, in round 1, .*--resume goes on"):
         run(FEDAVG, Away(nodes(FEDAVG), gone, hangs), timeout=0.05)
     gone = lambda number, head: head.get("index", 0) == 1 and head.get("kind") == "evaluate"  # noqa: E731
-    with pytest.raises(fedax.NodeError, match=r"no node answered in 0.05 s, to evaluate the model of round 1"):
+    with pytest.raises(fedax.NodeError, match=r"in 0.05 s, to evaluate .* round 1"):
         run(FEDAVG, Away(nodes(FEDAVG), gone, hangs), timeout=0.05)
     with pytest.raises(fedax.NodeError, match=r"^clients .*: no answer in 0.05 s$"):
         run(FEDAVG, Away(nodes(FEDAVG), lambda number, head: head.get("kind") == "check", hangs), timeout=0.05)

@@ -114,23 +114,23 @@ def test_metrics_and_own_tasks(tmp_path):
     columns = {"a": X, "b": X[:, 0], "target": X[:, 1], "weight": X[:, 2]}
     model = saved(own, columns, tmp_path / "own")
     assert list(model.example) == ["a", "b"]  # what the loss alone needs is not asked for
-    with pytest.raises(ConfigError, match=r"'mine' that fedax does not have; give load_model\(path, task"):
+    with pytest.raises(ConfigError, match=r"'mine' .*give load_model\(path, task"):
         load_model(tmp_path / "own")
     again = load_model(tmp_path / "own", own)
     np.testing.assert_allclose(again.predict({"a": X, "b": X[:, 0]}), X @ again.params + X[:, 0], rtol=1e-5, atol=1e-6)
     with pytest.raises(DataError, match="there is no column 'b'; the model takes a, b"):
         again.predict({"a": X})
     silent = dataclasses.replace(own, outputs=None)
-    with pytest.raises(ConfigError, match="outputs = None: this task does not say what its model answers"):
+    with pytest.raises(ConfigError, match=r"outputs = None: this task .*answers"):
         load_model(tmp_path / "own", silent).predict({"a": X, "b": X[:, 0]})
 
 
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (X[:, :5], r"x: examples of shape \(5,\); the model takes \(6,\)"),
+        (X[:, :5], r"x: .*shape \(5,\); .*takes \(6,\)"),
         (X[0], r"x: examples of shape \(\); the model takes"),
-        (np.where(np.arange(180).reshape(30, 6) == 13, np.nan, X), "x: example 2 has nan; numbers have to be finite"),
+        (np.where(np.arange(180).reshape(30, 6) == 13, np.nan, X), "x: example 2 has nan; .*finite"),
         (X.astype(str), "x: numbers of type <U"),
         (X[:0], "x: 0 examples"),
         ({"y": X}, "there is no column 'x'"),

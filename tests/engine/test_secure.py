@@ -146,7 +146,7 @@ def test_what_a_node_refuses():
     parties.masked([0, 1, 2])
     node = parties.nodes[0]
     for survivors, text in [
-        ([0, 1], r"the sum over nodes \[0, 1\] is asked for, and at least 3"),
+        ([0, 1], r"nodes \[0, 1\] is asked for, .* 3"),
         ([1, 2, 3], "with 0 among them"),
         ([0, 1, 1], "is asked for"),
         ([0, 1, 7], "is asked for"),
@@ -160,11 +160,11 @@ def test_what_a_node_refuses():
     assert node.unmask("0", {k: parties.nodes[k].agree("0", [0, 1, 2]) for k in range(3)}) == first  # repeated
     assert {k: len(masks._bytes(share)) for k, share in first.items()} == {"0": 16, "1": 16, "2": 16, "3": 32}
     # Shares of the other secret of node 2 would show its sum.
-    with pytest.raises(fedax.NodeError, match="has agreed to the sum over another set of nodes"):
+    with pytest.raises(fedax.NodeError, match=r"agreed to .* another set of nodes"):
         node.agree("0", [0, 1, 3])
     for less, text in (
-        ({0: agreed[0], 1: agreed[1]}, "2 nodes have agreed whose sums are added, and 3 have to"),
-        (agreed | {2: agreed[1]}, "what node 'n2' is said to have signed is not signed by it"),
+        ({0: agreed[0], 1: agreed[1]}, "2 nodes have agreed .* 3 have to"),
+        (agreed | {2: agreed[1]}, "'n2' .*is not signed by it"),
         ({0: agreed[0], 1: agreed[1], 3: agreed[2]}, "3 nodes have agreed"),
     ):
         with pytest.raises(fedax.NodeError, match=text):
@@ -238,14 +238,14 @@ def test_what_is_not_meant_for_a_node():
         fine[1]._replace(shares=fine[2].shares),
         fine[2],
     ):
-        with pytest.raises(fedax.NodeError, match="what node 'n1' is said to have signed is not signed by it"):
+        with pytest.raises(fedax.NodeError, match=r"'n1' .*is not signed by it"):
             parties.nodes[0].masked("0", parties.sums[0], 32, fine | {1: other}, "?", PART)
     with pytest.raises(fedax.NodeError, match="came back as others"):
         parties.nodes[0].masked("0", parties.sums[0], 32, parties.told(0, _0=later[0]), "?", PART)
     with pytest.raises(fedax.NodeError, match="1 nodes are left, and 2 have to stay"):
         parties.nodes[0].masked("0", parties.sums[0], 32, {0: parties.offers[0].to(0)}, "?", PART)
     for question, part in (("!", PART), ("?", PART._replace(clients=2))):
-        with pytest.raises(fedax.NodeError, match="another question is asked than the one for which"):
+        with pytest.raises(fedax.NodeError, match="another question is asked"):
             parties.nodes[0].masked("0", parties.sums[0], 32, fine, question, part)
 
 
@@ -289,9 +289,9 @@ def test_one_of_three_nodes_works_with_the_server():
 
     parties = Parties(3, 2)  # of owners who trust that nobody does
     assert attack(parties).tolist() == parties.sums[1].tolist()
-    with pytest.raises(fedax.NodeError, match="2 of 3 nodes are to stay, and of 1 that may work with the server"):
+    with pytest.raises(fedax.NodeError, match=r"2 of 3 .*, and of 1 that may work with"):
         Parties(3, 2, colluding=1)
-    with pytest.raises(fedax.NodeError, match=r"the sum over nodes \[0, 2\] is asked for, and at least 3"):
+    with pytest.raises(fedax.NodeError, match=r"nodes \[0, 2\] is asked for, .* 3"):
         attack(Parties(3, 3, colluding=1))
 
 
@@ -371,9 +371,9 @@ def test_cohorts():
     """A cohort of few clients at few nodes; the other nodes are not asked."""
     cohorts = fedax.Trace([[3, 1], [4, 2, 7, 5]])
     assert bits(run(Tells(), participation=cohorts)) == bits(simulated(Tells(), participation=cohorts))
-    with pytest.raises(fedax.NodeError, match="in round 1 clients are asked at 1 nodes, and at 2 they have to be"):
+    with pytest.raises(fedax.NodeError, match=r"round 1 .*at 1 nodes, and at 2"):
         run(participation=fedax.Trace([[3, 1], [4, 2]]))
-    with pytest.raises(fedax.NodeError, match="in round 0 clients are asked at 2 nodes, and at 3 they have to be"):
+    with pytest.raises(fedax.NodeError, match=r"round 0 .*at 2 nodes, and at 3"):
         run(participation=cohorts, secure=dataclasses.replace(SECURE, threshold=3))
 
 
@@ -408,9 +408,7 @@ def test_two_of_three_nodes_are_gone():
     def spy(n: int, message: Message, answer: Any) -> Any:
         return gone("exchange", SECOND)(n, message, gone("exchange", THIRD)(n, message, answer))
 
-    with pytest.raises(
-        fedax.NodeError, match="1 of 3 nodes are left in round 1, and 2 have to be for a sum that hides"
-    ):
+    with pytest.raises(fedax.NodeError, match="1 of 3 nodes are left in round 1, and 2"):
         run(spy=spy, timeout=0.05, secure=TWO)
 
     def late(n: int, message: Message, answer: Any) -> Any:
@@ -441,7 +439,7 @@ def test_a_node_that_is_started_again(kind):
 
 
 def test_one_node_is_refused():
-    with pytest.raises(fedax.NodeError, match="clients are asked at 1 nodes, and at 2 they have to be for a sum"):
+    with pytest.raises(fedax.NodeError, match="at 1 nodes, and at 2 they have to be"):
         run(transport=Here(sites(where=[list(range(11))])))
 
 
@@ -539,13 +537,13 @@ NOTHING = {"['weights']": np.zeros_like, "data_weights": np.zeros_like}
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (swapped, "is said to have signed is not signed by it|came back as others"),
-        (strangers, "the keys of the nodes do not have|a node that is not in its roster is to take part"),
-        (others(NOTHING), "another question is asked than the one for which the nodes have offered masks"),
+        (swapped, "is not signed by it|came back as others"),
+        (strangers, "nodes do not have|not in its roster"),
+        (others(NOTHING), "another question is asked"),
         (others(NOTHING, part=lambda part: [part[0], 0.0, 0.0]), "more than 0.9 of the weight of a secure sum"),
-        (others({"download": lambda leaf: leaf + 1}), "another question is asked than the one for which"),
-        (others({"fixed": lambda leaf: leaf * 1e6}), "another question is asked than the one for which"),
-        (others({}, question=lambda _: "another"), "another question is asked|is said to have signed"),
+        (others({"download": lambda leaf: leaf + 1}), "another question is asked"),
+        (others({"fixed": lambda leaf: leaf * 1e6}), "another question is asked"),
+        (others({}, question=lambda _: "another"), "another question is asked|said to have signed"),
         (others({"steps": np.zeros_like}), "without a local step, and would hide nobody"),
     ],
 )
@@ -559,7 +557,7 @@ def test_a_server_that_is_active(change, text):
 
 def test_a_node_without_a_roster():
     bare = here.sites(DATA, NODES, Problem(FEDAVG, TASK, here.wire_of(secure=SECURE)))
-    with pytest.raises(fedax.NodeError, match="secure sums need the keys of the other nodes: its owner gives --roster"):
+    with pytest.raises(fedax.NodeError, match=r"secure .*keys of the other .*--roster"):
         run(transport=Here(bare))
 
 
@@ -569,10 +567,10 @@ def test_rosters(tmp_path):
     assert here.rosters(2)[0].digest != known[0].digest
     for name in ("n0", "n1"):
         (tmp_path / f"{name}.pub").write_bytes((known[0].folder / f"{name}.pub").read_bytes())
-    with pytest.raises(fedax.ConfigError, match=r"roster = .*: the key of this node, .*n2.pub, is not in it"):
+    with pytest.raises(fedax.ConfigError, match=r"roster = .*this node, .*n2.pub, is not in it"):
         Roster(tmp_path, known[2].key).check("", b"", "")
     (tmp_path / "n2.pub").write_text("ssh-ed25519 AAAA")
-    with pytest.raises(fedax.ConfigError, match=r"roster = .*n2.pub.*: no public key in OpenSSH's form"):
+    with pytest.raises(fedax.ConfigError, match=r"roster = .*n2.pub.*OpenSSH's form"):
         Roster(tmp_path, known[0].key).digest  # noqa: B018
 
 
@@ -599,7 +597,7 @@ def test_answers_that_are_none():
         ("offer", head(offer=offer | {"public": "AAAA"}), "its masks are none"),
         ("offer", head(offer=offer | {"shares": {"1": ""}}), "its masks are none"),
         ("offer", head(offer=offer | {"part": [1, -0.5, 0.5]}), "its masks are none"),
-        ("offer", head(offer=offer), "what node 'n0' is said to have signed is not signed by it"),
+        ("offer", head(offer=offer), "'n0' .*is not signed by it"),
         ("agree", head(agreed=None), "is said to have signed is not signed by it"),
         ("unmask", head(told=None), "a share of its secrets is none"),
         ("unmask", head(told={"0": "", "1": "", "2": ""}), "a share of its secrets is none"),
@@ -628,6 +626,6 @@ def test_without_the_packages(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "Crypto.Protocol.SecretSharing", None)
-    with pytest.raises(fedax.ConfigError, match=r"masks need this package: pip install 'fedax\[flower\]'"):
+    with pytest.raises(fedax.ConfigError, match=r"masks .*pip install 'fedax\[flower\]'"):
         masks.require()
     assert math.isfinite(len(json.dumps(Offer("", "", PART, "", {})._asdict())))

@@ -153,7 +153,7 @@ def test_examples_of_weight_zero_are_not_in_the_objective():
 
 
 def test_a_run_that_diverges_stops_warns_and_keeps_its_rows():
-    with pytest.warns(fedax.DivergedWarning, match=r"at round \d+: stopped; try a smaller learning rate"):
+    with pytest.warns(fedax.DivergedWarning, match=r"round \d+: stopped; try a smaller"):
         got = run(fedax.create("fedavg", lr=5.0), rounds=100, evaluate_every=2)
     rounds, finite = got.history["round"].tolist(), np.isfinite(got.history["train_loss"]).tolist()
     assert got.status == "diverged" and rounds == [*range(0, rounds[-1] + 1, 2)] and 4 < rounds[-1] < 100
@@ -162,7 +162,7 @@ def test_a_run_that_diverges_stops_warns_and_keeps_its_rows():
 
 
 def test_a_run_that_ends_worse_than_it_began_says_so():
-    with pytest.warns(fedax.DivergedWarning, match="ended worse than it began: its objective was .* try a smaller"):
+    with pytest.warns(fedax.DivergedWarning, match="worse than it began: .*try a smaller"):
         got = run(fedax.create("fedavg", lr=5.0), rounds=3, evaluate_every=1)
     losses = got.history["train_loss"]
     assert got.status == "worse" and np.isfinite(losses).all() and losses[-1] > 2 * losses[0], losses

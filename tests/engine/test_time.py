@@ -465,7 +465,7 @@ class Adaptive(fedax.Algorithm):
 def test_a_method_that_decides_by_values_is_refused():
     options = {"rounds": 2, "batch_size": 2, "work": fedax.Steps(1)}
     fedax.simulate(Adaptive(), TASK, DATA, **options)
-    with pytest.raises(fedax.ConfigError, match="whether Adaptive asks for a gradient depends on values"):
+    with pytest.raises(fedax.ConfigError, match="Adaptive asks for a gradient depends"):
         fedax.simulate(Adaptive(), TASK, DATA, clock=CLOCK, **options)
 
 

@@ -149,9 +149,9 @@ def test_narrow_leaves_are_learned_and_frozen_as_they_are():
 @pytest.mark.parametrize(
     ("trainable", "message"),
     [
-        ("2.*", r"trainable = .*: this names nothing that could be learned; there are: 0.b, 0.w, 1.b, 1.w"),
+        ("2.*", r"trainable = .*names nothing .*: 0.b, 0.w, 1.b, 1.w"),
         (7, "trainable = 7: give patterns of names"),
-        (LoRA(rank=3, targets="1.w"), "rank = 3: 1.w is a matrix of 4 × 3: give a smaller rank"),
+        (LoRA(rank=3, targets="1.w"), "rank = 3: 1.w is .* 4 × 3"),
         (LoRA(rank=1, targets="*.b"), "names nothing"),
     ],
 )
@@ -201,10 +201,10 @@ def test_a_node_that_lost_what_is_frozen_says_so():
         return answer
 
     transport = at_nodes(part, spy)
-    with pytest.raises(fedax.NodeError, match=r"what is frozen of the model, .* is not there: --resume sends it again"):
+    with pytest.raises(fedax.NodeError, match=r"frozen .* is not there: --resume sends"):
         here.trained(method, part, DATA, transport, **AT_NODES)
     site, *_ = at_nodes(part).sites.values()
-    with pytest.raises(fedax.NodeError, match="what is frozen of the model is not what the message says"):
+    with pytest.raises(fedax.NodeError, match=r"frozen .*not what the message says"):
         site._keep_frozen({"problem": {}, "frozen": "0" * 32}, packed({"frozen": part.frozen}))
     with pytest.raises(fedax.NodeError, match="is no digest"):
         site._keep_frozen({"problem": {}, "frozen": "../../x"}, b"")

@@ -122,7 +122,7 @@ def test_tables_are_mended_and_nothing_runs_again(done):
     warnings_given = clients.damaged(read(record.folder))
     assert len(warnings_given) == 1 and "fedavg-seed0.csv: no table of clients" in warnings_given[0]
     seen = []
-    with pytest.warns(DamagedWarning, match=r"fedavg, seed 0: .*fedavg-seed0.csv.*it is made again"):
+    with pytest.warns(DamagedWarning, match=r"seed 0: .*fedavg-seed0.csv.*made again"):
         execute(experiment, record.folder, lambda label, seed, row: seen.append(row))
     assert (path.read_text(), other.read_text()) == before and seen == [None] * 4
 
@@ -211,15 +211,15 @@ def test_a_figure_that_is_not_defined_is_left_empty(tmp_path):
 @pytest.mark.parametrize(
     ("run", "split", "match"),
     [
-        ({"patience": 3}, {"test": 0.2}, "run.patience = 3: there is no validation part to stop by"),
+        ({"patience": 3}, {"test": 0.2}, "run.patience = 3: .*no validation part"),
         ({"patience": {"column": "val_los"}}, {"val": 0.2}, "did you mean 'val_loss'"),
         ({"patience": {"evals": 2}}, {"val": 0.2}, "run.patience.evals"),
-        ({"baselines": True}, {"val": 0.2}, "run.baselines = True: they are measured at each client"),
+        ({"baselines": True}, {"val": 0.2}, "run.baselines = True: .*each client"),
         ({"baselines": {"rate": 1}}, {"test": 0.2}, "run.baselines.rate"),
         ({"baselines": {"lr": 0}}, {"test": 0.2}, "run.baselines.lr = 0"),
         ({"metrics": ["auk"]}, {}, "run.metrics.name = 'auk': did you mean 'auc'"),
-        ({"metrics": ["recall", "Recall"]}, {}, "run.metrics = 'recall': this is asked for twice"),
-        ({"metrics": ["r2"]}, {}, r"run.metrics\['r2'\] = .*this is for regression"),
+        ({"metrics": ["recall", "Recall"]}, {}, "run.metrics = 'recall': .*twice"),
+        ({"metrics": ["r2"]}, {}, r"run.metrics\['r2'\] = .*regression"),
         ({"metrics": [{"name": "f1", "average": "all"}]}, {}, "run.metrics.average = 'all'"),
     ],
 )

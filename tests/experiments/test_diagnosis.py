@@ -249,9 +249,9 @@ def test_models_are_read_back_or_refused(tmp_path):
     back = read_model(tmp_path / "narrow", narrow)["w"]
     assert back.dtype == jnp.bfloat16 and back.tolist() == [1.5, -2.0]
     write_model(tmp_path / "whole", np.arange(3))
-    with pytest.raises(DataError, match="numbers of type 'I64'; a model's are F64, F32, F16, BF16"):
+    with pytest.raises(DataError, match=r"type 'I64'; .* F64, F32, F16, BF16"):
         read_model(tmp_path / "whole", np.zeros(3))
-    with pytest.raises(DataError, match=r"layers.1.b is \(1, 2\) in it, and \(2, 1\) in the task's"):
+    with pytest.raises(DataError, match=r"layers.1.b is \(1, 2\) .*\(2, 1\)"):
         read_model(path, params | {"layers": [{"b": np.zeros(2)}, {"b": np.zeros((2, 1))}]})
     with pytest.raises(DataError, match=r"scale is .* in it, and None"):
         read_model(path, {"layers": params["layers"]})

@@ -189,7 +189,7 @@ def test_results_of_a_study(tmp_path):
             results.results_of(tmp_path)
     runs.write_json(tmp_path / "results" / "one.json", {"config": {}, "about": {}})
     (tmp_path / "results" / "one.json").rename(tmp_path / "results" / "two.json")
-    with pytest.raises(fedax.DataError, match=r"two\.json: .*moved or renamed \(it is one\.json\)"):
+    with pytest.raises(fedax.DataError, match=r"two\.json: .*renamed \(it is one\.json\)"):
         results._read_shared(tmp_path / "results" / "two.json")
 
 

@@ -99,7 +99,7 @@ def test_a_job_that_loses_three_workers_is_named(started, tmp_path):
     assert (command.wait(60), killed) == (2, 3)
     errors = [line for line in (tmp_path / "output.txt").read_text().splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert "one: fedavg, seed 3: given up after 3 attempts" in errors[0] and "SIGKILL" in errors[0]
+    assert "fedavg, seed 3: given up after 3" in errors[0] and "SIGKILL" in errors[0]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_a_run_that_was_killed_goes_on_by_the_same_code_and_elsewhere(here, monk
     # Other code is refused, by its file; then its own copy goes on, also where there is no other.
     (here / "mine.py").write_text(MINE.replace("1 - self.decay", "1.0 - self.decay"))
     refused = run_cli("run", "own.toml", "--allow-code", "--out", "killed", "--resume")
-    assert refused.exit_code == 2 and "mine.py is not what this run began with (sha256 was " in refused.output
+    assert refused.exit_code == 2 and "mine.py is not what this run began with" in refused.output
     (here / "mine.py").unlink()
     elsewhere = here / "elsewhere"
     elsewhere.mkdir()
@@ -178,7 +178,7 @@ def test_what_stands_in_a_file_is_not_run_and_not_imported_unless_it_is_allowed(
     tables = {"data": {"name": "digits", "clients": 3}, "run": {"rounds": 1}, "methods": [{"name": "fedavg"}]}
     with pytest.raises(fedax.ConfigError, match=r"^task.name = 'mine.py:bowl': it would run"):
         build(tables | {"task": {"name": "mine.py:bowl"}})
-    with pytest.raises(fedax.ConfigError, match=r"^methods.A.name = 'json.decoder:A': it would run the code of /"):
+    with pytest.raises(fedax.ConfigError, match=r"^methods.A.name = 'json.decoder:A': .*code of /"):
         build(tables | {"methods": [{"name": "json.decoder:A"}]})
     # One name that was typed does not allow another one.
     result = run_cli(
@@ -219,20 +219,18 @@ def test_nodes_run_what_their_owner_allows_and_is_the_servers(here):
     experiment = build(tomllib.loads(CONFIG), allow_code=True)
     table = json.loads(json.dumps(experiment.problem("FedAvgEMA")))
     assert table["code"] == {"mine.py": DIGEST}
-    with pytest.raises(
-        NodeError, match=r"does not run mine.py \(sha256 .*: its owner has not allowed it; .* --allow-code"
-    ):
+    with pytest.raises(NodeError, match=r"mine.py \(sha256 .*not allowed it; .* --allow-code"):
         problem_of(table)
     (here / "at-node").mkdir()
     file = here / "at-node" / "mine.py"
     file.write_text(MINE + "\n")
-    with pytest.raises(NodeError, match=r"the file here is another one, .*at-node/mine.py"):
+    with pytest.raises(NodeError, match=r"file here is another one, .*at-node/mine.py"):
         problem_of(table, [str(file)])
     file.write_text(MINE)
     problem = problem_of(table, [str(file)])
     assert problem.method == experiment.methods["FedAvgEMA"] and isinstance(problem.task, fedax.Task)
     with pytest.raises(
-        fedax.ConfigError, match=r"^task.name = 'system': no such name. There are: bowl, broken, no_task"
+        fedax.ConfigError, match=r"^task.name = 'system': .*: bowl, broken, no_task"
     ):  # which the file imports
         problem_of(table | {"task": {"name": "mine.py:system"}}, [str(file)])
     with pytest.raises(CodeError, match=r"is FedAvgEMA; a task is named by a function"):
@@ -246,13 +244,13 @@ METHODS = "methods.A.name = 'bad.py:A': "
     "text, message",
     [
         (None, "there is no such file in "),
-        ("x = (", r"bad.py is no Python \('\(' was never closed\); it has to be importable \(.*bad.py:1\)"),
-        ("x = 1\ny = 1 / 0", r"bad.py raised ZeroDivisionError: division by zero; .*bad.py:2\)"),
+        ("x = (", r"bad.py is no Python .*never closed.*bad.py:1\)"),
+        ("x = 1\ny = 1 / 0", r"bad.py raised ZeroDivisionError.*bad.py:2\)"),
         ("import sys; sys.exit(3)", "bad.py raised SystemExit: 3; "),
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("B = 1", "there is no A in .*bad.py, and no method at all"),
-        ("import fedax\nclass AA(fedax.Algorithm):\n    pass", "^methods.A.name = 'A': no such name. There are: AA"),
-        ("A = 3", "is int; a method is a class that is a fedax.Algorithm"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("B = 1", "no A in .*bad.py, and no method"),
+        ("import fedax\nclass AA(fedax.Algorithm):\n    pass", "^methods.A.name = 'A': .*There are: AA"),
+        ("A = 3", "is int; a method is a class"),
         ("class A:\n    pass", "is the class A; a method is"),
         ("import fedax\nclass A(fedax.Algorithm):\n    lr: float", r"methods.A.lr = None: this is missing"),
         (
@@ -261,7 +259,7 @@ METHODS = "methods.A.name = 'bad.py:A': "
         ),
         (
             "import fedax\nclass A(fedax.Algorithm):\n    def validate(self):\n        return 1 / 0",
-            r"A.validate raised ZeroDivisionError.*bad.py:4\)",
+            r"A.validate raised ZeroDiv.*bad.py:4\)",
         ),
     ],
 )
@@ -277,7 +275,7 @@ def test_errors_of_files_name_the_line(here, text, message):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("mine:A", r"no module mine is installed; of a file in this folder give mine.py:A"),
+        ("mine:A", r"no module mine .*give mine.py:A"),
         ("json.nothing:A", "no module json.nothing is installed"),
         ("json:A", "there is no A in .*, and no method at all"),
         ("a b:A", "give file.py:Class or package.module:Class"),
@@ -299,12 +297,12 @@ def test_settings_of_own_methods_and_tasks_are_checked_as_those_of_fedax(here):
         with pytest.raises(fedax.ConfigError, match=message):
             build(tables | {"methods": [row], "task": {"name": "mine.py:bowl"} | (task or {})}, allow_code=True)
 
-    refused(r"^methods.FedAvgEMA.lr = -1: give a number in \(0, ∞\)", lr=-1)
-    refused(r"^methods.FedAvgEMA.lrr = 'lrr': did you mean 'lr'", lrr=1)
+    refused(r"^methods.FedAvgEMA.lr = -1: .*\(0, ∞\)", lr=-1)
+    refused(r"^methods.FedAvgEMA.lrr = .*mean 'lr'", lrr=1)
     refused(r"^task.stee = 'stee': did you mean 'steep'", {"stee": 1})
     refused(r"^task.d = 3: this comes from the data set", {"d": 3})
-    refused(r"task no_task returned int; return a fedax.Task", {"name": "mine.py:no_task"})
-    refused(r"task broken raised ZeroDivisionError: division by zero; .*mine.py:\d+\)", {"name": "mine.py:broken"})
+    refused(r"no_task returned int; return a fedax.Task", {"name": "mine.py:no_task"})
+    refused(r"broken raised ZeroDiv.*mine.py:\d+\)", {"name": "mine.py:broken"})
     rows_ = [
         {"name": "mine.py:Clipped", "rate": {"value": 0.1, "at": {"2": 0.5}}, "form": [3, 4]},
         {"name": "mine.py:Clipped", "rate": 0.2, "regularizer": {"name": "l1", "weight": 0.1}},
@@ -319,7 +317,7 @@ def test_settings_of_own_methods_and_tasks_are_checked_as_those_of_fedax(here):
     (here / "again").mkdir()
     (here / "again" / "mine.py").write_text(MINE + "\n")
     other = [{"name": "mine.py:FedAvgEMA"}, {"name": "again/mine.py:Clipped", "rate": 1}]
-    with pytest.raises(fedax.ConfigError, match=r"mine.py has the same name, and a run folder keeps a copy of both"):
+    with pytest.raises(fedax.ConfigError, match=r"mine.py has the same name"):
         build(tables | {"methods": other}, allow_code=True)
 
 
@@ -354,10 +352,10 @@ def test_installed_packages_add_methods_and_tasks_by_entry_points(here, monkeypa
 
     install(site, "fedbad", "[fedax.methods]\nbad = fedbad:A\nworse = fedbad:B\n", "B = 3")
     assert "cannot be loaded" in fedax.available()["bad"] and "a method is a class" in fedax.available()["worse"]
-    with pytest.raises(CodeError, match=r"^method bad of the package fedbad cannot be loaded .AttributeError"):
+    with pytest.raises(CodeError, match=r"^method bad .*fedbad cannot .*AttributeError"):
         fedax.create("bad")
     install(site, "fedtwice", "[fedax.methods]\nFedAvg = fedtwice:A\n", "")
-    with pytest.raises(fedax.ConfigError, match=r"'FedAvg': the package fedtwice gives this name too, which is taken"):
+    with pytest.raises(fedax.ConfigError, match=r"'FedAvg': .*fedtwice .*is taken"):
         fedax.available()
     fedax.create("fedavg")
 
@@ -372,15 +370,13 @@ def test_register_gives_names_to_classes_and_functions(here):
     tables = tomllib.loads(CONFIG) | {"methods": [{"name": "fedavgema"}], "task": {"name": "b2", "steep": 2.0}}
     assert build(tables).config["task"] == {"name": "bowl2", "steep": 2.0}
     fedax.register(mine.FedAvgEMA)  # once more, as a notebook does
-    with pytest.raises(fedax.ConfigError, match=r"^name of a method = 'fedprox': there is one of this name already"):
+    with pytest.raises(fedax.ConfigError, match=r"^name of a method = 'fedprox': there is one"):
         fedax.register("fedprox")(mine.FedAvgEMA)
     with pytest.raises(fedax.ConfigError, match=r"'fedavgema': there is one"):
         fedax.register("fedavgema")(mine.Clipped)
     with pytest.raises(fedax.ConfigError, match=r"^name of a method = 'a.py:b': give letters"):
         fedax.register("a.py:b")(mine.Clipped)
-    with pytest.raises(
-        fedax.ConfigError, match=r"^register = 3: give a class that is a fedax.Algorithm, or a function"
-    ):
+    with pytest.raises(fedax.ConfigError, match=r"^register = 3: give .*fedax.Algorithm"):
         fedax.register(3)
 
 

@@ -312,7 +312,7 @@ def test_rows_and_models_that_are_lost_are_made_again(whole, tmp_path):
 def test_rows_that_are_all_lost(whole, tmp_path):
     folder = copied(whole, tmp_path / "run")
     (folder / "metrics.jsonl").write_text("")
-    with pytest.raises(fedax.ConfigError, match="its rows are lost, for it has models; --resume"):
+    with pytest.raises(fedax.ConfigError, match=r"rows are lost, .*has models; --resume"):
         read(folder)
     with pytest.warns(DamagedWarning, match="rows of rounds 0, 2, 4, 6 are missing"):
         execute(whole[0], folder)
@@ -323,7 +323,7 @@ def test_rows_that_come_twice_are_refused(whole, tmp_path):
     folder = copied(whole, tmp_path / "run")
     lines = (folder / "metrics.jsonl").read_text().splitlines(True)
     (folder / "metrics.jsonl").write_text("".join(lines + lines[-1:]))
-    with pytest.raises(fedax.DataError, match=f"line {len(lines) + 1}: a round that was there before"):
+    with pytest.raises(fedax.DataError, match=f"line {len(lines) + 1}: a round .*before"):
         read(folder)
 
 
@@ -473,7 +473,7 @@ def test_the_command_goes_on_with_a_sweep(here, at_sweep):
         result = command(*given)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert result.exit_code == 130 and "to go on: fedax sweep runs/small-sweep-1/config.toml" in result.stderr
+    assert result.exit_code == 130 and "fedax sweep runs/small-sweep-1/config.toml" in result.stderr
     at_sweep(None, lambda: None)
     again = command(*shlex.split(result.stderr.partition("to go on: fedax ")[2]))
     assert again.exit_code == 0 and "Going on with runs/small-sweep-1" in again.stdout, again.stderr
@@ -563,7 +563,7 @@ def test_interrupted_before_there_is_a_row(here, monkeypatch):
 
     monkeypatch.setattr(runner, "begin", interrupted)
     result = command("run", "small.toml", "--out", "run")
-    assert result.exit_code == 130 and "what was done is in run; to go on: the same command" in result.stderr
+    assert result.exit_code == 130 and "is in run; to go on: the same command" in result.stderr
     monkeypatch.setattr("fedax.experiments.tuning.begin", interrupted)
     result = command("sweep", "small.toml", "--grid", "methods.*.lr=0.1,0.2", "--out", "tried")
     assert result.exit_code == 130 and "in tried; to go on: the same command" in result.stderr
@@ -615,7 +615,7 @@ def test_a_folder_that_may_be_read_only(whole, here, monkeypatch):
 @both_ways
 def test_the_best_model_is_among_the_models(here, at):
     result = command("run", "small.toml", "--out", "run", "--checkpoint-best", "train_los")
-    assert result.exit_code == 2 and "checkpoint-best = 'train_los': did you mean 'train_loss'?" in result.stderr
+    assert result.exit_code == 2 and "'train_los': did you mean 'train_loss'" in result.stderr
     assert not here.exists()
     assert command("run", "small.toml", "--out", "run", "--checkpoint-best", "train_loss").exit_code == 0
     found = sorted(path.name for path in (here / "models").iterdir())

@@ -90,9 +90,7 @@ def test_what_was_left_out_is_told(tmp_path):
 def test_a_method_that_cannot_is_refused_before_another_one_runs(tmp_path):
     methods = [{"name": "fedavg", "lr": 0.1}, {"name": "scaffold", "lr": 0.1, "label": "second"}]
     config = CONFIG | {"run": CONFIG["run"] | {"aggregate": "coordinate-median"}, "methods": methods}
-    with pytest.raises(
-        fedax.ConfigError, match=r"methods.second.aggregate = 'CoordinateMedian': Scaffold: its clients"
-    ):
+    with pytest.raises(fedax.ConfigError, match=r"second.aggregate = 'CoordinateMedian': Scaffold"):
         execute(build(config), tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -185,7 +185,7 @@ def test_what_an_owner_keeps_from_the_tables_of_clients(tables: pathlib.Path, tm
     del config["run"]["patience"], config["run"]["judge"]
     own = {0: Policy(columns=["train_loss", "val_loss", "val_accuracy", "val_auc", "val_f1"])}
     experiment = at_nodes(config, sites(tables, tmp_path, own))
-    with pytest.raises(NodeError, match=r"does not let test_loss, .* leave it \(--columns\)"):
+    with pytest.raises(NodeError, match=r"not let test_loss, .* leave .*--columns"):
         ran(experiment, tmp_path / "refused")
     result = experiment.fleet.figures(experiment.problem("scaffold"), Vector(experiment.task.init(jax.random.key(0))))
     assert [experiment.data.names[i] for i in result.values] == ["north", "south-2", "south.b"]
@@ -195,9 +195,9 @@ def test_what_an_owner_keeps_from_the_tables_of_clients(tables: pathlib.Path, tm
 @pytest.mark.parametrize(
     ("limits", "held", "text"),
     [
-        ({1: Policy(split=False)}, {}, r"clients 'north': its owner does not let a run deal its rows \(--no-split\)"),
-        ({}, {"test": True}, r"clients 'south', 'Süd 1': its owner has given held-out examples for test \(--test\)"),
-        ({}, {"val": True}, r"--val\), and none can be split off: give data.split.val = 0"),
+        ({1: Policy(split=False)}, {}, r"clients 'north': .*its rows \(--no-split\)"),
+        ({}, {"test": True}, r"clients 'south', 'Süd 1': .*for test \(--test\)"),
+        ({}, {"val": True}, r"--val\), .*give data.split.val = 0"),
     ],
 )
 def test_sites_that_do_not_deal(

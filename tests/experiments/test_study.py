@@ -207,7 +207,7 @@ def test_what_is_held_changes_with_what_is_tuned(made, tmp_path):
     assert (run.config["methods"][0]["lr"], run.config["methods"][0]["c"]) == (0.2, 500.0)
     assert studies.unsure(study, part) == []
     for rule, message in (("lr", "give a name and a power"), ("beta^2", "the recipe gives no number for beta")):
-        with pytest.raises(ConfigError, match=rf"parts.hold.stem.c = '{rule.replace('^', '.')}': {message}"):
+        with pytest.raises(ConfigError, match=rf"hold.stem.c = '{rule.replace('^', '.')}': {message}"):
             made(f'[[parts]]\nname = "one"\nrecipe = "stem.toml"\nhold = {{stem = {{c = "{rule}"}}}}\n')
     for field in ("hold = {fedprox = {}}", 'unfair = {fedprox = "why"}'):
         with pytest.raises(ConfigError, match=rf"parts.{field.split()[0]} = 'fedprox'"):
@@ -575,7 +575,7 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     for damaged in (None, "{", "[]"):
         text = shared.read_text()
         shared.unlink() if damaged is None else shared.write_text(damaged)
-        with pytest.raises(DataError, match=r"one\.json: .* cannot be read .*delete one\.jsonl to run"):
+        with pytest.raises(DataError, match=r"one\.json: .*cannot .*delete one\.jsonl"):
             carry_out(study, folder)
         shared.write_text(text)
     part.row("fedavg")["label"] = "FedAvg"  # as another part calls it, with the same job
@@ -626,7 +626,7 @@ def test_a_job_that_fails_is_told_and_does_not_stop_those_beside_it(four, tmp_pa
     place = tmp_path / "out" / "jobs" / jobs[1].key
     (place / "run").mkdir(parents=True)
     (place / "run" / "metrics.jsonl").symlink_to("elsewhere")
-    with pytest.raises(ConfigError, match=r"one: fedavg-m, seed 3: out = .* this is a link.*log\.txt\)") as error:
+    with pytest.raises(ConfigError, match=r"fedavg-m, seed 3: out = .*is a link.*log\.txt\)") as error:
         carry_out(four, tmp_path / "out", jobs=1)
     assert "seed 4" not in str(error.value)
     assert results_of(tmp_path / "out").keys() == {job.key for job in jobs if job is not jobs[1]}

@@ -110,7 +110,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_left(tmp_path, at):
                 raise OSError("no room\nleft")
 
     folder = new_folder(tmp_path / "run", "small")
-    with pytest.warns(TrackingWarning, match=r"tracking by Broken failed \(OSError: no room\); the run goes") as caught:
+    with pytest.warns(TrackingWarning, match=r"Broken failed \(OSError: no room\)") as caught:
         record = execute(build(TABLES), folder, track=Broken)
     assert len(caught) == 1 and calls.count(at) == 1
     assert [run.status for run in record.runs] == ["finished"] * 4

@@ -228,11 +228,11 @@ def test_what_is_no_clock_is_refused_by_name(arguments, field):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"step": [1.0, 2.0]}, "clock.step = '2 clients': give one for each of the 3 clients"),
+        ({"step": [1.0, 2.0]}, "clock.step = '2 clients': .*each of the 3"),
         ({"up": {"a": 1, "b": 2}}, "clock.up = 'c': these clients are missing"),
-        ({"latency": {"a": 1, "b": 2, "c": 3, "d": 4}}, "clock.latency = 'd': there are no such clients"),
+        ({"latency": {"a": 1, "b": 2, "c": 3, "d": 4}}, "clock.latency = 'd': .*no such clients"),
         ({"available": [True]}, "clock.available = '1 clients'"),
-        ({"available": {"z": [[0, 1]]}}, "clock.available = 'z': there are no such clients"),
+        ({"available": {"z": [[0, 1]]}}, "clock.available = 'z': .*no such clients"),
     ],
 )
 def test_a_clock_of_other_clients_is_refused(arguments, words):
@@ -270,7 +270,7 @@ def test_a_clock_of_recorded_arrivals(tmp_path):
     assert repr(clock).startswith("Clock(latency=Recorded(3 answers of 2 clients, ")
     path.write_text(ARRIVALS.replace("2.0", "2.5"))
     assert repr(fedax.Clock.from_csv(path)) != repr(clock)
-    with pytest.raises(ConfigError, match="answer 2 is client b's, and here client a starts then"):
+    with pytest.raises(ConfigError, match=r"answer 2 is client b's, .* client a"):
         bound.durations(2, 0, 1, 0, 0)
     with pytest.raises(ConfigError, match="no such clients; there are a, c"):
         clock.bind(census(2, "ac"), 0)

@@ -105,11 +105,11 @@ def test_who_is_off_begins_when_he_is_on_again():
     ("settings", "message"),
     [
         ({"concurrency": 0}, r"pace.concurrency = 0"),
-        ({"concurrency": 3, "buffer": 4}, r"pace.buffer = 4: there are at most 3 under way"),
-        ({"concurrency": 3, "start": "fast"}, r"pace.start = 'fast': give 'uniform' or 'idle'"),
+        ({"concurrency": 3, "buffer": 4}, r"pace.buffer = 4: .*at most 3"),
+        ({"concurrency": 3, "start": "fast"}, r"pace.start = 'fast': .*'uniform' or 'idle'"),
         ({"concurrency": 3, "grace": -1}, r"pace.grace = -1"),
-        ({"concurrency": 3, "weights": "equal"}, r"pace.weights = 'equal': give 'given' or 'corrected'"),
-        ({"concurrency": 3, "staleness": 0.5}, r"pace.staleness = 0.5: give fedax.PolynomialStaleness"),
+        ({"concurrency": 3, "weights": "equal"}, r"pace.weights = 'equal': .*'corrected'"),
+        ({"concurrency": 3, "staleness": 0.5}, r"staleness = 0.5: .*fedax.PolynomialStaleness"),
         ({"concurrency": 3, "max_staleness": -1}, r"pace.max_staleness = -1"),
     ],
 )

@@ -126,7 +126,7 @@ def test_systematic_cohorts_of_equal_clients_are_uniform_over_pairs():
 
 
 def test_systematic_cohorts_need_enough_clients_that_weigh_something():
-    with pytest.raises(fedax.ConfigError, match="size = 3: only 2 clients have a weight above 0; draw at most as many"):
+    with pytest.raises(fedax.ConfigError, match=r"size = 3: only 2 .*weight above 0"):
         fedax.Systematic(3).bind(np.array([0.5, 0.5, 0.0, 0.0]))
 
 
@@ -204,7 +204,7 @@ def test_a_cohort_larger_than_the_federation_is_refused(kind):
 @pytest.mark.parametrize("kind", [fedax.Uniform, fedax.UniformNormalized, fedax.Proportional, fedax.Systematic])
 @pytest.mark.parametrize("size", [0, -1, 2.0, True, "2", None])
 def test_a_size_that_is_no_count_is_refused(kind, size):
-    with pytest.raises(fedax.ConfigError, match=r"^size = .*: give a whole number of at least 1"):
+    with pytest.raises(fedax.ConfigError, match=r"^size = .*whole number of at least 1"):
         kind(size)
 
 
@@ -220,7 +220,7 @@ def test_a_size_that_is_no_count_is_refused(kind, size):
         ([[-1]], r"cohorts\[0\] = \[-1\]"),
         ([[True]], r"cohorts\[0\]"),
         ([["a"]], r"cohorts\[0\]"),
-        ([[1, 2], [2, 0, 2]], r"cohorts\[1\] = \[2, 0, 2\]: name each client once"),
+        ([[1, 2], [2, 0, 2]], r"cohorts\[1\] = \[2, 0, 2\]: .*once"),
     ],
 )
 def test_traces_that_name_no_clients_are_refused(cohorts, message):
@@ -229,7 +229,7 @@ def test_traces_that_name_no_clients_are_refused(cohorts, message):
 
 
 def test_traces_that_do_not_fit_the_run_are_refused():
-    with pytest.raises(fedax.ConfigError, match=r"cohorts = .*: give one for each of the 4 rounds"):
+    with pytest.raises(fedax.ConfigError, match=r"cohorts = .*each of the 4 rounds"):
         TRACE.validate(6, 4)
-    with pytest.raises(fedax.ConfigError, match="cohorts = 5: there are 5 clients, numbered from 0"):
+    with pytest.raises(fedax.ConfigError, match=r"cohorts = 5: .*5 clients, numbered"):
         TRACE.validate(5, 3)

@@ -166,7 +166,7 @@ def test_work_that_cannot_be_done_is_refused(make, field):
 @pytest.mark.parametrize("work", [fedax.Steps([1, 2]), fedax.Deadline(10.0, [1.0, 2.0])])
 def test_one_number_a_client_has_to_fit_the_clients(work):
     work.validate(SIZES[:2])
-    with pytest.raises(fedax.ConfigError, match=r"2 numbers.*: give one for each of the 7 clients"):
+    with pytest.raises(fedax.ConfigError, match=r"2 numbers.*each of the 7 clients"):
         work.validate(SIZES)
 
 

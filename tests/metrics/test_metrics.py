@@ -69,7 +69,7 @@ def test_of_predicted_classes(metric, weighted):
         assert metric(true, answer, **weights) == pytest.approx(due, abs=1e-12)
     assert metric.exact(np.float32(score), y, weights.get("sample_weight")) == pytest.approx(due, abs=1e-12)
     if metric.name in ("f1", "precision", "recall"):
-        with pytest.raises(fedax.ConfigError, match=r"average = 'binary': this is for two classes, and there are 3"):
+        with pytest.raises(fedax.ConfigError, match=r"average = 'binary': .*there are 3"):
             metric([0, 1, 2], np.eye(3))
         return
     y, logits = RANDOM.integers(0, 4, 60), RANDOM.normal(size=(60, 4))
@@ -321,7 +321,7 @@ def test_whole_numbers_are_classes_but_where_scores_are_ranked():
         assert metric([0, 1, 2, 2], [0.0, 1.0, 2.0, 2.0]) == 1
         for y, predicted, match in [
             ([0, 1], [3, -5], "y_score = -5: whole numbers are classes"),
-            ([0, 1], [1, -5], "y_score = -5: give labels 0 and 1, or -1 and .1; whole"),
+            ([0, 1], [1, -5], "y_score = -5: .*-1 and .1; whole"),
             ([-1, 2], [1, 2], "y_true = -1: whole numbers are classes"),
         ]:
             with pytest.raises(fedax.ConfigError, match=match):
@@ -374,14 +374,14 @@ def test_continuous_labels_in_runs(metric, kind):
         {"a": {"x": x, "y": np.sign(x - 1.5)}, "b": {"x": x, "y": np.sign(2.5 - x)}}
     )
     bad = fedax.FederatedData.from_clients({"a": {"x": x, "y": x}, "b": {"x": x, "y": x + np.float32([0, 0, 0.5])}})
-    match = r"'b', .*examples\['y'\], row 2 has label \[3.5\], and the metric of_classes is for classes"
+    match = r"'b', .*row 2 has label \[3.5\], .*of_classes"
     with pytest.raises(fedax.DataError, match=match):
         fedax.evaluate(task, jnp.ones(()), bad)
     method = fedax.create("fedavg", lr=0.1)
     with pytest.raises(fedax.DataError, match=match):
         fedax.simulate(method, task, bad, rounds=1)
     for held in ({"test": bad}, {"val": bad.examples}):
-        with pytest.raises(fedax.DataError, match=r"(test|val): .*row 2|example 5 has label \[3.5\]"):
+        with pytest.raises(fedax.DataError, match=r"(test|val): .*row 2|example 5 .*\[3.5\]"):
             fedax.simulate(method, task, good, rounds=1, **held)
     assert fedax.evaluate(task, jnp.ones(()), good)["of_classes"].notna().all()
 

@@ -18,28 +18,28 @@ EYES = np.stack([np.eye(2)] * 2)
 @pytest.mark.parametrize(
     ("task", "examples", "message"),
     [
-        (tasks.mlp(4, 3), [X, Y], r"a list, not a dict of arrays; give \{'x': ..., 'y': ...\}"),
+        (tasks.mlp(4, 3), [X, Y], r"a list, not a dict .*\{'x': ..., 'y': ...\}"),
         (tasks.mlp(4, 3), {"x": X}, r"no 'y' \(there are: x\)"),
         (tasks.mlp(4, 3), {"x": X, "y": Y[:2]}, r"'x' \(3, 4\), 'y' \(2,\)"),
-        (tasks.mlp(5, 3), {"x": X, "y": Y}, r"that is 4 features, but the task is for 5; .*features=4"),
-        (tasks.mlp(4, 3), {"x": X.astype(int), "y": Y}, r"examples\['x'\]: int64 .*use .astype\(np.float32\)"),
+        (tasks.mlp(5, 3), {"x": X, "y": Y}, r"that is 4 features, .*features=4"),
+        (tasks.mlp(4, 3), {"x": X.astype(int), "y": Y}, r"\['x'\]: int64 .*use .astype"),
         (tasks.mlp(4, 3), {"x": X, "y": Y + 1}, r"example 2 has label 3, .*0 to 2; .*classes=4"),
         (tasks.mlp(4, 3), {"x": X, "y": Y - 1}, r"example 0 has label -1"),
-        (tasks.mlp(4, 3), {"x": X, "y": Y * 1.0}, r"examples\['y'\]: float64 where whole numbers are due"),
+        (tasks.mlp(4, 3), {"x": X, "y": Y * 1.0}, r"\['y'\]: float64 where whole numbers"),
         (
             tasks.mlp(4, 3),
             {"x": X, "y": Y + 0.5},
-            r"examples\['y'\]: float64 .*have fractions: give each class a number",
+            r"\['y'\]: float64 .*give each class a number",
         ),
-        (tasks.mlp(4, 3), {"x": X, "y": Y[:, None]}, r"examples\['y'\]: each example has shape \(1,\); .*y\[..., 0\]"),
-        (tasks.mlp(4, 3), {"x": X, "y": np.eye(3)}, r"examples\['y'\]: shape \(3, 3\), one-hot\? .*argmax\(axis=-1\)"),
-        (tasks.cnn((16, 16, 3), 3), {"x": IMAGES, "y": Y}, r"shape \(16, 16, 1\), but the task is for \(16, 16, 3\)"),
+        (tasks.mlp(4, 3), {"x": X, "y": Y[:, None]}, r"\['y'\]: .*shape \(1,\); .*y\[..., 0\]"),
+        (tasks.mlp(4, 3), {"x": X, "y": np.eye(3)}, r"\['y'\]: shape \(3, 3\), .*argmax"),
+        (tasks.cnn((16, 16, 3), 3), {"x": IMAGES, "y": Y}, r"\(16, 16, 1\), but .*\(16, 16, 3\)"),
         (tasks.cnn((16, 16, 1), 3, mean=(1, 2, 3)), {"x": IMAGES, "y": Y}, "but mean has 3 numbers"),
         (tasks.logistic_regression(4), {"x": X, "y": Y}, r"example 0 has label 0, .* 2 \* y - 1"),
         (tasks.logistic_regression(3), {"x": X, "y": SIGNS}, r"shape \(4,\), but the task is for \(3,\)"),
         (tasks.logistic_regression(4), {"x": X.astype(np.uint8), "y": SIGNS}, "uint8 where real numbers are due"),
-        (tasks.linear_regression(4), {"x": X, "y": Y}, r"examples\['y'\]: int64 where real numbers are due"),
-        (tasks.quadratic(2), {"H": EYES, "e": np.ones((2, 3))}, r"examples\['e'\]: each example has shape \(3,\)"),
+        (tasks.linear_regression(4), {"x": X, "y": Y}, r"\['y'\]: int64 where real numbers"),
+        (tasks.quadratic(2), {"H": EYES, "e": np.ones((2, 3))}, r"\['e'\]: each example .*\(3,\)"),
         (tasks.quadratic(2), {"H": np.triu(EYES + 1), "e": np.ones((2, 2))}, "example 0 is not symmetric"),
         (tasks.char_lstm(9), {"x": np.full((2, 5), 9), "y": np.zeros((2, 5), int)}, "character 9, .*vocabulary=10"),
         (tasks.char_lstm(9), {"x": np.zeros((2, 5), int), "y": np.zeros((2, 4), int)}, r"\(4,\), .*for \(5,\)"),
@@ -55,21 +55,21 @@ def test_examples_that_do_not_fit(task, examples, message):
     ("name", "hyper", "message"),
     [
         ("mpl", {}, "task = 'mpl': did you mean 'mlp'?"),
-        ("mlp", {"features": 4, "clases": 3}, "argument of mlp = 'clases': did you mean 'classes'?"),
-        ("mlp", {"features": 4}, "classes = None: this is missing; mlp takes features, classes, hidden"),
-        ("mlp", {"features": 0, "classes": 3}, "features = 0: give a whole number of at least 1"),
-        ("mlp", {"features": 4, "classes": 1}, "classes = 1: give a whole number of at least 2"),
+        ("mlp", {"features": 4, "clases": 3}, "argument of mlp = 'clases': .*'classes'"),
+        ("mlp", {"features": 4}, "classes = None: .*mlp takes features, classes"),
+        ("mlp", {"features": 0, "classes": 3}, "features = 0: give .* at least 1"),
+        ("mlp", {"features": 4, "classes": 1}, "classes = 1: give .* at least 2"),
         ("mlp", {"features": 4, "classes": 3, "hidden": [5, 0]}, "hidden = 0"),
-        ("mlp", {"features": 4, "classes": 3, "l2": -0.1}, "l2 = -0.1: give a finite number of at least 0"),
+        ("mlp", {"features": 4, "classes": 3, "l2": -0.1}, "l2 = -0.1: give .* at least 0"),
         ("mlp", {"features": 4, "classes": 3, "l2": float("nan")}, "l2 = nan"),
         ("mlp", {"features": 4, "classes": 3, "std": [1.0, 0.0]}, r"std = \(1.0, 0.0\): give positive numbers"),
         ("mlp", {"features": 4, "classes": 3, "mean": float("inf")}, "mean = inf: give one finite number"),
-        ("cnn", {"shape": (28, 28), "classes": 3}, r"shape = \(28, 28\): give \(height, width, channels\)"),
+        ("cnn", {"shape": (28, 28), "classes": 3}, r"shape = \(28, 28\): .*width, channels\)"),
         ("cnn", {"shape": (28, 28, 1), "classes": 3, "init": "uniform"}, 'init = \'uniform\': give "lecun", or "he"'),
-        ("cnn", {"shape": (28, 8, 1), "classes": 3}, "shape's width = 8: give a whole number of at least 16"),
+        ("cnn", {"shape": (28, 8, 1), "classes": 3}, "shape's width = 8: .*at least 16"),
         ("vgg11", {"shape": (32, 32, 3), "classes": 3, "drop": 1.0}, "drop = 1.0: .* at least 0 and below 1"),
         ("resnet18", {"shape": (32, 32, 3), "classes": 3, "groups": 3}, "groups = 3: give a divisor of 64"),
-        ("char_lstm", {"vocabulary": 1}, "vocabulary = 1: give a whole number of at least 2"),
+        ("char_lstm", {"vocabulary": 1}, "vocabulary = 1: .*at least 2"),
     ],
 )
 def test_arguments_that_cannot_be_used(name, hyper, message):
@@ -127,5 +127,5 @@ def test_no_number_of_classes_is_taken_for_the_batch(classes):
     """The dry run's batch has an unusual length, so that transposed logits are found for any number of classes."""
     across = tasks.classification(lambda key: jnp.zeros((4, classes)), lambda p, x, key: (x @ p).T, classes)
     data = fedax.FederatedData({"x": np.zeros((32, 4), np.float32), "y": np.zeros(32, int)}, [16, 16])
-    with pytest.raises(CodeError, match=rf"apply returned \[{classes}, \d+\]; classes = {classes} needs"):
+    with pytest.raises(CodeError, match=rf"apply .*\[{classes}, \d+\]; classes = {classes}"):
         fedax.simulate(fedax.create("fedavg"), across, data, rounds=1, batch_size=32)

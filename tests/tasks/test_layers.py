@@ -189,7 +189,7 @@ def test_hessian_vector_products_by_either_mode(size, filters):
 def test_convolution_takes_the_wider_dtype_and_only_known_paddings():
     out = conv2d(normal(1, 4, 4, 1).astype(jnp.bfloat16), normal(3, 3, 1, 1))
     assert out.dtype == jnp.float32
-    with pytest.raises(ConfigError, match=r"padding = 'same': give 'SAME' or 'VALID', or \(\(top"):
+    with pytest.raises(ConfigError, match=r"padding = 'same': .*'VALID', or \(\(top"):
         conv2d(normal(1, 4, 4, 1), normal(3, 3, 1, 1), padding="same")
 
 

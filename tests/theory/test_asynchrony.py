@@ -176,7 +176,7 @@ def test_unequal_work_and_unequal_speed_are_told_apart():
     assert uniform.verdict.startswith("Keep FedAvg, with equal local steps for all clients, which costs no traffic")
     both = at_its_end(pace=fedax.Async(4, 2, fedax.PolynomialStaleness(1.0)), steps=steps[::-1])
     assert both.verdict.startswith("Keep FedAvg, with equal local steps for all clients") and both.take == ""
-    assert "late answers count for less and clients take 1 to 8 steps each time" in both.advice[0]
+    assert "clients take 1 to 8 steps each time" in both.advice[0]
     scaffold = found("scaffold", steps=steps, lr=0.01)
     assert scaffold.chi2 == 0 and "fednova" not in scaffold.verdict
 

@@ -481,7 +481,7 @@ def advice(lr=0.003, data=DATA, **options):
 def test_advice_on_the_learning_rate():
     limit = diagnose(FEDAVG, TASK, DATA, work=UNEQUAL).max_lr
     low = advice(0.5 * limit)[-1]
-    assert "meets the theorems' lr ≤" in low and "the loosest case: the models seen show no larger β²): keep it." in low
+    assert "meets the theorems' lr ≤" in low and "show no larger β²): keep it" in low
     assert "Try a larger one: 20 times as large" in advice(0.05 * limit)[-1]
     above = advice(2 * limit)[-1]
     assert "is 2 times the" in above and "keep lr while the loss falls" in above and "above 2" not in above
@@ -559,7 +559,7 @@ def test_noise_of_minibatches_is_in_the_verdict():
     given = {"work": fedax.Steps(4), "batch_size": 1, "points": [MODELS[0], optimum]}
     diagnosis = diagnose(fedax.create("fedavg", lr=0.02), TASK, alike, **given)
     assert diagnosis.verdict.startswith("Keep FedAvg, and let lr decay") and diagnosis.take == ""
-    assert "let lr decay towards the end, or take larger batches" in diagnosis.advice[2]
+    assert "lr decay towards the end" in diagnosis.advice[2]
     assert "too little for lr to decay yet" in diagnose(FEDAVG, TASK, alike, **given | {"batch_size": 40}).advice[2]
 
 
@@ -735,7 +735,7 @@ def test_what_is_left_can_be_had_sooner_with_momentum(name):
         )
         assert f"{diagnosis.points[-1].left:.3g}" in diagnosis.verdict  # which is what it says that is left
     else:
-        assert diagnosis.take == "" and "First of all, train longer or with a larger lr" in diagnosis.verdict
+        assert diagnosis.take == "" and "train longer or with a larger lr" in diagnosis.verdict
 
 
 def test_the_noise_of_cohorts_is_in_the_verdict():
@@ -767,7 +767,7 @@ def test_the_noise_of_cohorts_is_in_the_verdict():
     assert last.free_cohort_noise > 0.01
     costs = np.square([last.cohort_noise, last.free_cohort_noise]) / (4 * 0.3 * 5)
     assert_allclose([last.cohort_cost, last.free_cohort_cost], costs, rtol=1e-6)
-    assert some.take == "scaffold" and "they need clients that come back (here once in about 10 rounds)" in some.verdict
+    assert some.take == "scaffold" and "(here once in about 10 rounds)" in some.verdict
 
 
 def test_nonlinear_solvers_are_not_known():

@@ -428,7 +428,7 @@ def test_noises_and_clips_are_lanes_of_one_program():
         ({"participation": fedax.UniformNormalized(2)}, "participation = .*no guarantee"),
         ({"participation": fedax.Dropout(fedax.Full(), available=np.ones((4, N), bool))}, "participation = "),
         ({"participation": fedax.Dropout(fedax.Full(), [0.1] * N)}, "participation = "),
-        ({"until": lambda row: False}, "until = .*must not depend on its clients' data"),
+        ({"until": lambda row: False}, "until = .*clients' data"),
         ({"until": fedax.Patience("train_loss", 2)}, "until = .*must not depend"),
         ({"privacy": private(bands=3)}, r"privacy\.bands = 3: .*Cyclic\(3\)"),
         ({"privacy": private(bands=3), "participation": fedax.Cyclic(2)}, r"privacy\.bands = 3"),
@@ -601,15 +601,15 @@ def test_what_is_measured_on_clients_decides_nothing(tmp_path):
     open_ = {"x": _X[:5].astype(np.float32), "y": _Y[:5].astype(np.int32)}
     for held in ("val", "test"):
         stop, best = fedax.Patience(f"{held}_loss", 1), f"{held}_loss"
-        with pytest.raises(fedax.ConfigError, match=rf"^until = .*{held}_loss is measured on clients"):
+        with pytest.raises(fedax.ConfigError, match=rf"^until = .*{held}_loss is measured on"):
             simulate(**{held: DATA}, until=stop)
-        with pytest.raises(fedax.ConfigError, match=rf"^checkpoint.best = '{held}_loss': it is measured on clients"):
+        with pytest.raises(fedax.ConfigError, match=rf"^checkpoint.best = '{held}_loss': .*measured"):
             simulate(**{held: DATA}, checkpoint=fedax.Checkpoints(tmp_path / "a", best=best))
         simulate(**{held: open_}, until=stop, checkpoint=fedax.Checkpoints(tmp_path / held, best=best))
     with pytest.raises(fedax.ConfigError, match=r"^checkpoint.best = 'train_loss'"):
         simulate(checkpoint=fedax.Checkpoints(tmp_path / "b", best="train_loss"))
     sweep = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.2]}, TASK, DATA, val=open_, **given)
     assert sweep.best() in ({"lr": 0.1}, {"lr": 0.2})
-    with pytest.raises(fedax.ConfigError, match=r"^criterion = 'train_loss': .*private runs must not"):
+    with pytest.raises(fedax.ConfigError, match=r"^criterion = 'train_loss': .*private runs"):
         sweep.best("train_loss")
     assert sweep.best(lambda run: 1.0) in ({"lr": 0.1}, {"lr": 0.2})
