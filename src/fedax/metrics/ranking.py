@@ -94,8 +94,8 @@ class _RankingMetric(Metric):
             return np.nan
         order = np.argsort(score, kind="stable")
         score, y, weights = score[order], y[order], weights[order]
-        ends = np.append(np.flatnonzero(score[1:] != score[:-1]), len(score) - 1)
-        groups = [np.diff(np.cumsum(weights * (y == label))[ends], prepend=0) for label in (0, 1)]
+        starts = np.append(0, np.flatnonzero(score[1:] != score[:-1]) + 1)
+        groups = [np.add.reduceat(weights * (y == label), starts) for label in (0, 1)]
         with np.errstate(all="ignore"):
             return self._value_of_groups(*groups)
 

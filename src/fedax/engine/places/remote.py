@@ -97,7 +97,10 @@ def _held_out_form(job: Job) -> dict[str, Tree]:
 def _together(task: Task, results: Sequence[tuple[int, Mapping[str, Tree]]]) -> dict[str, Tree]:
     """The figures of a held-out part over all nodes; ``results``: each node's number of examples, and its answer."""
     number = sum(n for n, _ in results)
-    labels = functools.reduce(added, [answer["labels"] for _, answer in results])
+    labels = {
+        name: functools.reduce(task.whole_metrics[name].joined, [answer["labels"][name] for _, answer in results])
+        for name in results[0][1]["labels"]
+    }
     figures: dict[str, Tree] = {}
     for name in results[0][1]["figures"]:
         if isinstance(task.metrics.get(name), Metric):
