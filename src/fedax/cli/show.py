@@ -134,6 +134,8 @@ def show_results(console: "Console", record: "Record") -> None:
     console.print(f"[dim]{escape(' '.join(legend))}[/]")
     for sentence in (*summary.verdict(problem), *summary.spending(problem)):
         console.print(escape(sentence))
+    if positive := clients.positive_text(record, columns):
+        console.print(escape(positive), highlight=False)
     if (majority := record.about.get("majority")) is not None:
         console.print(escape(clients.majority_text(majority)), highlight=False)
     best = problem.best or problem.methods[0]

@@ -40,6 +40,7 @@ BASELINES = (LOCAL_ONLY, "pooled")
 WORST = 3  # how many of the worst clients are named
 _MOST_BYTES = 1 << 28
 _LEFT_OUT = "left-out.json"
+_OF_ONE = ("auc", "average_precision", "f1", "precision", "recall")  # of two classes, metrics of the positive one
 
 
 class ClientTable(NamedTuple):
@@ -352,21 +353,41 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
 
 
 def majority(experiment: Experiment) -> dict[str, Any] | None:
-    """Test metrics of a model that always predicts the commoner of two classes; ``None`` for other tasks."""
-    test = experiment.test
-    examples = test.examples if isinstance(test, fedax.FederatedData) else test
-    if examples is None or "auc" not in experiment.task.metrics or "y" not in examples:
+    """Test metrics of a model that always predicts the commoner of two classes; ``None`` for other tasks.
+
+    They are means over the seeds, as those of the methods: over each seed's own test examples.
+    """
+    run = experiment.config["run"]
+    seeds = run["seeds"] if run["split_seeds"] else run["seeds"][:1]
+    parts = [experiment.test] if len(seeds) == 1 else [experiment.split(seed)[2] for seed in seeds]
+    tests = [part.examples if isinstance(part, fedax.FederatedData) else part for part in parts]
+    if "auc" not in experiment.task.metrics or any(part is None or "y" not in part for part in tests):
         return None
-    second = np.asarray(examples["y"]) > 0
-    share = float(second.mean())
-    high = share > 0.5
-    names = experiment.classes or ["0", "1"]
+    shares = np.array([np.mean(np.asarray(part["y"]) > 0) for part in tests if part is not None])
+    high = bool(np.mean(shares) > 0.5)
+    names = experiment.classes if experiment.classes and len(experiment.classes) == 2 else ["0", "1"]
     return {
-        "class": names[high] if len(names) == 2 else str(int(high)),
-        "accuracy": max(share, 1 - share),
-        "f1": 2 * share / (1 + share) if high else 0.0,
+        "class": names[high],
+        "accuracy": float(np.mean(shares if high else 1 - shares)),
+        "f1": float(np.mean(2 * shares / (1 + shares))) if high else 0.0,
         "auc": 0.5,
     }
+
+
+def positive_class(record: Record) -> str | None:
+    """The class that AUC, F1, precision and recall are about; ``None`` where there are not two with names."""
+    classes = record.about["clients"]["classes"]
+    return str(classes[-1]) if classes is not None and len(classes) == 2 else None
+
+
+def positive_text(record: Record, columns: Sequence[str]) -> str:
+    """Which class the metrics in these columns are of, in one line; empty where none is of one class."""
+    positive = positive_class(record)
+    of_one = dict.fromkeys(name for name in _OF_ONE if any(column.partition("_")[2] == name for column in columns))
+    if positive is None or not of_one:
+        return ""
+    *first, last = (describe(name).label for name in of_one)
+    return f"{', '.join(first)}{' and ' * bool(first)}{last} {'are' if first else 'is'} of class {positive}."
 
 
 def majority_text(baseline: Mapping[str, Any]) -> str:

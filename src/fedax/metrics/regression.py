@@ -78,7 +78,7 @@ class R2(_ErrorMetric):
         return gap**2
 
     def labels(self, y: np.ndarray, weights: Array = None) -> Sums:
-        """Count, mean and Σ(y − mean)², in float64: of labels far from zero, sums of squares would lose the variance."""
+        """Count, mean and Σ(y − mean)², in float64: sums of squares would lose the variance of labels far from zero."""
         y = np.asarray(y, float)
         weights = np.ones(len(y)) if weights is None else np.asarray(weights, float)
         counted = np.flatnonzero(weights)

@@ -193,6 +193,8 @@ def _results(problem: ProblemResults, aim: Target | None, k: int, problems: Sequ
     swept = any("sweep" in record.config for record in problem.records)
     note = "Of a sweep, the best point of each method. " if swept else ""
     note += " ".join(summary.legend(problem))
+    if positive := clients.positive_text(problem.records[0], summary.table_order(problem)):
+        note += f" {positive}"
     majority = problem.records[0].about.get("majority")
     if majority is not None:
         note += f" {clients.majority_text(majority)}"
