@@ -204,7 +204,7 @@ def _evaluated(experiment: Experiment, params: Any, test: fedax.FederatedData, m
 def _add_table_of_nodes(experiment: Experiment, folder: Path, label: str, seed: int, params: Any) -> None:
     """:func:`add_table` for test examples that are at the nodes."""
     if experiment.config["run"].get("secure") is not None:
-        _record_left_out(folder, "The run has secure sums, so no figures of single clients leave their sites.")
+        record_left_out(folder, "The run has secure sums, so no figures of single clients leave their sites.")
         return
     fleet = experiment.nodes(seed)
     model = start(whole_task(experiment.task).trained, params, 0, {})[1]
@@ -215,7 +215,7 @@ def _add_table_of_nodes(experiment: Experiment, folder: Path, label: str, seed: 
 def _write_table_of_nodes(folder: Path, label: str, seed: int, fleet: Fleet, received: Figures) -> None:
     """Write the figures that nodes sent, and why other nodes sent none."""
     for clients, why in received.withheld.items():
-        _record_left_out(folder, f"Clients {clients} are not in the tables of clients: {why}.")
+        record_left_out(folder, f"Clients {clients} are not in the tables of clients: {why}.")
     if not received.values:
         return
     columns = dict.fromkeys(name for values in received.values.values() for name in values)
@@ -226,7 +226,7 @@ def _write_table_of_nodes(folder: Path, label: str, seed: int, fleet: Fleet, rec
     )
 
 
-def _record_left_out(folder: Path, sentence: str) -> None:
+def record_left_out(folder: Path, sentence: str) -> None:
     """Record a sentence on what the tables of a run folder lack, and why."""
     if sentence not in (sentences := left_out(folder)):
         (folder / "clients").mkdir(exist_ok=True)
@@ -338,7 +338,7 @@ def _options(experiment: Experiment, seed: int, rounds: int) -> dict[str, Any]:
 def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: int, rounds: int) -> None:
     """A baseline for clients at nodes: each client trains alone at its node; there is no pooled baseline."""
     if label != LOCAL_ONLY:
-        _record_left_out(folder, "There is no baseline pooled: it is a model on the rows of all clients in one place.")
+        record_left_out(folder, "There is no baseline pooled: it is a model on the rows of all clients in one place.")
         return
     if experiment.config["run"].get("secure") is not None:
         return  # :func:`_add_table_of_nodes` has recorded why

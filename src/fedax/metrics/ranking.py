@@ -48,6 +48,20 @@ def bin_of(score: Array, bits: int) -> Array:
     return f.where(score < 0, half - 1 - beyond, half + beyond)
 
 
+def edges(bits: int) -> np.ndarray:
+    """The log-odds between the bins, [22·2^bits + 1] from −∞ to ∞: a bin has the scores from its lower one on.
+
+    Example:
+        >>> edges(bits=1)[[0, 20, 21, 22, 23, 24, 44]].tolist()
+        [-inf, -1.0, -0.5, 0.0, 0.5, 1.0, inf]
+        >>> bits, scores = 9, np.random.default_rng(0).normal(size=1000).astype(np.float32)
+        >>> bool((np.digitize(scores, edges(bits)[1:-1]) == bin_of(scores, bits)).all())
+        True
+    """
+    sizes = (_ONE + (np.arange(1, _OCTAVES << bits, dtype=np.int32) << (23 - bits))).view(np.float32).astype(float) - 1
+    return np.concatenate([[-np.inf], -sizes[::-1], [0.0], sizes, [np.inf]])
+
+
 class _RankingMetric(Metric):
     """A metric of two histograms, one for each label."""
 

@@ -56,6 +56,7 @@ from fedax.engine.places.questions import (
 from fedax.engine.plan import ExchangeForm
 from fedax.errors import NodeError
 from fedax.federation.participation import Full
+from fedax.metrics import AUC
 from fedax.metrics.base import Metric, added
 from fedax.tasks.task import Task
 from fedax.wire.wire import Wire
@@ -153,6 +154,7 @@ class Remote(HostServer):
         self._done = np.zeros(3, np.int64)
         self._traffic_before = (fleet.transport.sent, fleet.transport.received, fleet.waited)
         self._seconds = 0.0  # that rounds took since the last look
+        self.counts: dict[str, Tree] = {}  # of the last evaluation: part -> counts of scores
         # Of a run that continues the nodes have counted some rounds; whether they allow the rest shows in each round.
         checked = fleet.check(
             self._job_head, _columns_from_nodes(job), 0 if resumes else job.rounds, job.plan.task.frozen
@@ -239,6 +241,11 @@ class Remote(HostServer):
             results = [(self.fleet.held(which)[part], answer) for which, answer in answers.items()]
             if results:
                 held[part] = _together(job.plan.task, results)
+        self.counts = {
+            part: of_part["figures"]["auc"]["counts"]
+            for part, of_part in held.items()
+            if isinstance(job.plan.task.metrics.get("auc"), AUC) and not np.any(of_part["figures"]["auc"]["lost"])
+        }
         (row,) = measured(job, state.server, index, train, held)
         return [row | {"heard": heard_share}]
 
