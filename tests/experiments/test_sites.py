@@ -10,6 +10,7 @@ import numpy as np
 import pandas
 import pytest
 
+import fedax
 from fedax.columns import COSTS, EXCLUSIONS, TIME, TRAFFIC
 from fedax.contract.vector import Vector
 from fedax.data import FederatedData, from_csv, split
@@ -19,7 +20,7 @@ from fedax.engine.places.nodes import Message
 from fedax.engine.places.policy import Policy
 from fedax.engine.places.site import Site
 from fedax.errors import ConfigError, NodeError
-from fedax.experiments import build, clients, execute, new_folder, summary
+from fedax.experiments import build, classes, clients, execute, new_folder, summary
 from fedax.experiments.config.experiment import Experiment, problem_of
 from fedax.experiments.defaults import usual_task
 from fedax.experiments.runs import Record
@@ -136,6 +137,31 @@ def test_tables_of_clients_and_clients_alone(simulated: Record, deployed: tuple[
         "There is no baseline pooled: it is a model on the rows of all clients in one place."
     ]
     assert not clients.damaged(record)
+
+
+def test_decisions_by_class_from_counts_of_nodes(
+    tables: pathlib.Path, simulated: Record, deployed: tuple[Record, Here], tmp_path: pathlib.Path
+) -> None:
+    record, _ = deployed
+    for label in ("scaffold", "slow"):
+        for seed in (0, 1):
+            one, other = (classes.read(each.folder, label, seed) for each in (record, simulated))
+            assert one is not None and other is not None
+            assert one.threshold == pytest.approx(other.threshold, abs=0.002)  # scores next to an end of a bin
+            assert one.chosen.tolist() == other.chosen.tolist() and one.chosen.all()
+            assert np.abs(one.confusion - other.confusion).sum() <= 2
+            assert one.calibration_error == pytest.approx(other.calibration_error, abs=0.01)
+            model = fedax.load_model(record.folder / "models" / f"{label}-seed{seed}.safetensors")
+            assert model.threshold == one.threshold
+    assert clients.positive_text(record, ["test_auc"]) == clients.positive_text(simulated, ["test_auc"]) != ""
+    config = config_of(tables, seeds=1, rounds=1, baselines=False)
+    config["methods"], folder = config["methods"][:1], new_folder(tmp_path / "run", "sites")
+    experiment = at_nodes(config, sites(tables, tmp_path))
+    model = experiment.task.init(jax.random.key(0))
+    classes.write(experiment, folder, "scaffold", 0, classes.decided(experiment, model, None, None, {}))
+    assert classes.read(folder, "scaffold", 0) is None
+    (sentence,) = clients.left_out(folder)
+    assert sentence.startswith("Threshold, confusion and calibration are absent: ") and "test_auc" in sentence
 
 
 def test_sites_hold_out_the_rows_of_the_simulation(

@@ -227,7 +227,8 @@ class Model:
             "labels": self.labels,
             "transform": None if self.transform is None else self.transform.to_json(),
             "versions": self.versions,
-        } | ({} if self.threshold is None else {"threshold": self.threshold})
+            **({} if self.threshold is None else {"threshold": self.threshold}),
+        }
 
     def __repr__(self) -> str:
         classes = "" if self.labels is None else f", {len(self.labels)} classes"

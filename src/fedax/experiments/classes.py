@@ -172,10 +172,9 @@ def _has_classes(experiment: Experiment) -> bool:
     names = experiment.classes
     if task.kind != "classification" or task.outputs is None or names is None or not 2 <= len(names) <= _MOST:
         return False
-    example = data.examples["y"] if isinstance(data, fedax.FederatedData) else data.example["y"]
-    return len(example.shape) == (1 if isinstance(data, fedax.FederatedData) else 0) and (
-        "auc" in task.metrics if len(names) == 2 else data.transform is not None
-    )
+    labels = data.examples["y"] if isinstance(data, fedax.FederatedData) else data.example["y"]
+    one_each = len(labels.shape) == int(isinstance(data, fedax.FederatedData))
+    return one_each and (len(names) == 2 or data.transform is not None)
 
 
 def threshold_of(found: Decisions | None) -> float | None:
@@ -192,7 +191,8 @@ def write(experiment: Experiment, folder: Path, label: str, seed: int, found: De
     """Write the decisions of a run; or why there are none, where its nodes or its privacy are against it."""
     if found is None:
         if _has_classes(experiment) and (experiment.fleet is not None or experiment.public is not None):
-            why = "the nodes did not send counts of their scores (test_auc)"
+            why = "nodes sent no counts of their scores, test_auc" if len(experiment.classes or ()) == 2 else ""
+            why = why or "nodes send no counts of decisions for more than two classes"
             why = why if experiment.public is None else "the run is private, and ε does not cover them"
             record_left_out(folder, f"Threshold, confusion and calibration are absent: {why}.")
         return
@@ -247,6 +247,29 @@ def names_of(record: Record, found: Sequence[Decisions]) -> list[str]:
     return [*map(str, names)] if names is not None and len(names) == size else [*map(str, range(size))]
 
 
+def confusion(found: Sequence[Decisions]) -> np.ndarray:
+    """[C, C] the counts of all seeds together."""
+    return np.sum([each.confusion for each in found], axis=0)
+
+
+def bins(found: Sequence[Decisions]) -> np.ndarray:
+    """[3, 10] the counts of all seeds together."""
+    return np.sum([each.bins for each in found], axis=0)
+
+
+def figures(names: Sequence[str], found: Sequence[Decisions]) -> dict[str, np.ndarray]:
+    """Threshold, recall, precision and calibration error, by what they are called: of each seed where it is defined."""
+    recall, precision = (np.array([getattr(each, what) for each in found]) for what in ("recall", "precision"))
+    table = {"Threshold": np.array([each.threshold for each in found])} if len(names) == 2 else {}
+    for c in (1, 0) if len(names) == 2 else ():
+        table |= {f"Recall of {names[c]}": recall[:, c], f"Precision of {names[c]}": precision[:, c]}
+    if len(names) > 2:
+        table |= {f"Mean {name}": np.array([mean(each) for each in values])
+                  for name, values in (("recall", recall), ("precision", precision))}  # fmt: skip
+    table["Calibration error"] = np.array([each.calibration_error for each in found])
+    return {name: values[np.isfinite(values)] for name, values in table.items()}
+
+
 def mean(values: Sequence[float] | np.ndarray) -> float:
     """The mean of those that are defined."""
     known = np.asarray(values, float)
@@ -264,9 +287,9 @@ def described(record: Record, label: str) -> dict[str, Any] | None:
         "threshold": mean([each.threshold for each in found]),
         "recall": {name: mean([each.recall[c] for each in found]) for c, name in enumerate(names)},
         "precision": {name: mean([each.precision[c] for each in found]) for c, name in enumerate(names)},
-        "confusion": sum(each.confusion for each in found).tolist(),
+        "confusion": confusion(found).tolist(),
         "calibration_error": mean([each.calibration_error for each in found]),
-        "bins": sum(each.bins for each in found).tolist(),
+        "bins": bins(found).tolist(),
     }
 
 

@@ -354,31 +354,22 @@ def _classes(record: Record) -> str:
         note += "A row is decided for its most probable class. "
     note += "Recall: of the rows of a class, the share that is decided so. Precision: of the rows that are decided so, "
     note += "the share that is of the class."
-    measures = {"Threshold": lambda each: each.threshold} if two else {}
-    for c in (1, 0) if two else ():
-        measures[f"Recall of {names[c]}"] = lambda each, c=c: each.recall[c]
-        measures[f"Precision of {names[c]}"] = lambda each, c=c: each.precision[c]
-    if not two:
-        measures |= {f"Mean {what}": lambda each, what=what: classes.mean(getattr(each, what))
-                     for what in ("recall", "precision")}  # fmt: skip
-    measures["Calibration error"] = lambda each: each.calibration_error
-    table = []
+    table, heads = [], ["Method"]
     for label, of_seeds in found.items():
-        values = {name: np.array([measure(each) for each in of_seeds]) for name, measure in measures.items()}
-        cells = [
-            _cell("threshold" if name == "Threshold" else "accuracy", v[np.isfinite(v)]) for name, v in values.items()
-        ]
+        figures = classes.figures(names, of_seeds)
+        heads = ["Method", *figures]
+        cells = [_cell("threshold" if name == "Threshold" else "accuracy", v) for name, v in figures.items()]
         table.append(("", [(cell, "") for cell in (html.escape(label), *cells)]))
-    text = f'<p class="note">{html.escape(note)}</p>{tabular(["Method", *measures], table)}'
+    text = f'<p class="note">{html.escape(note)}</p>{tabular(heads, table)}'
     of = f"class {names[1]}" if two else "the most probable class"
     about = f"How often {of} occurs among the test rows to which the model gives such a probability of it; on the line "
-    about += "they are equal. The calibration error is the mean distance from it."
+    about += "they are equal. The calibration error is the mean distance over all rows; bins of few rows scatter."
     colours = [method["label"] for method in record.config["methods"]]
-    summed = {label: sum(each.bins for each in of_seeds) for label, of_seeds in found.items()}
-    text += _plot(f"Calibration: probability of {of}", charts.reliability(summed, colours), html.escape(about))
+    summed = {label: classes.bins(of_seeds) for label, of_seeds in found.items()}
+    text += _plot(html.escape(f"Calibration: probability of {of}"), charts.reliability(summed, colours), html.escape(about))
     for k, (label, of_seeds) in enumerate(found.items()):
         rows = "" if seeds == 1 else f", the rows of {len(of_seeds)} seeds together"
-        inside = _confusion(names, sum(each.confusion for each in of_seeds)) + _calibration(of, summed[label])
+        inside = _confusion(names, classes.confusion(of_seeds)) + _calibration(of, summed[label])
         opened = " open" * (k == 0 and len(names) <= charts.MANY)
         text += f"<details{opened}><summary>{html.escape(f'{label}: counts{rows}')}</summary>{inside}</details>"
     return text
