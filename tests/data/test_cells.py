@@ -95,7 +95,9 @@ def test_long_ids_in_parquet_with_gaps_stay_apart(tmp_path):
 def test_truth_values_and_0_and_1_are_one_where_all_sites_have_them(folder):
     place = folder(a="x,y\n1,True\n2,FALSE\n3,true\n", b="x,y\n1,1\n2,0\n3,1\n")
     read = data.from_csv(place, label="y")
-    assert read.transform.classes == ("False", "True") and read.examples["y"].tolist() == [1, 0, 1, 1, 0, 1]
+    assert read.transform.classes == ("True", "False") and read.examples["y"].tolist() == [0, 1, 0, 0, 1, 0]
+    again = data.from_csv(place, label="y", positive=True)
+    assert again.transform.classes == ("False", "True") and again.examples["y"].tolist() == [1, 0, 1, 1, 0, 1]
     place = folder(a="x,y,t\n1,a,True\n2,b,False\n3,a,True\n", b="x,y,t\n1,a,1\n2,b,0\n3,b,1\n")
     read = data.from_csv(place, label="y")
     assert read.transform.features == ("x", "t") and read.transform.columns[1].texts == "truth"

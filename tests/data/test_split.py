@@ -18,7 +18,7 @@ def federation(sizes=(40, 7, 1, 100), names=("A", "B", "C", "D"), classes=3, see
     return data.FederatedData(examples, sizes, weights=WEIGHTS.get(len(sizes)), names=names)
 
 
-@pytest.mark.parametrize("stratify", [False, True])
+@pytest.mark.parametrize("stratify", [False, True, "rare"])
 def test_every_example_once_in_its_clients_parts(stratify):
     whole = federation()
     parts = data.split(whole, 0.6, 0.25, 0.15, stratify=stratify, seed=3)
@@ -137,3 +137,22 @@ def test_each_seed_may_have_its_own_split(tmp_path):
 def test_settings_that_cannot_be(split, message):
     with pytest.raises(ConfigError, match=message):
         build(CONFIG | {"data": {"name": "digits", "clients": 4, "split": split}})
+
+
+def test_a_client_with_a_rare_class_is_stratified_by_its_own_rows():
+    """Clients without one, and data without classes, are dealt as without stratification, bit for bit."""
+    rare, common = np.repeat([0, 1], [190, 10]), np.arange(50) % 2
+    held = data.FederatedData({"y": np.concatenate([rare, common])}, sizes=[200, 50], names=["rare", "common"])
+    for seed in range(10):
+        parts = data.split(held, 0.7, 0.15, 0.15, stratify="rare", seed=seed)
+        assert [int(part.client(0)["y"].sum()) for part in parts] in ([7, 1, 2], [7, 2, 1])
+        plain = data.split(held, 0.7, 0.15, 0.15, seed=seed)
+        for one, other in zip(parts, plain, strict=True):
+            assert one.sizes.tolist() == other.sizes.tolist()
+            assert one.client(1)["y"].tolist() == other.client(1)["y"].tolist()
+    assert {int(data.split(held, seed=seed)[2].client(0)["y"].sum()) for seed in range(10)} > {1, 2}
+    for y in (np.arange(40.0), np.arange(40)[:, None], None):
+        given = {"x": np.arange(40)} | ({} if y is None else {"y": y})
+        whole = data.FederatedData(given, sizes=[40])
+        for one, other in zip(data.split(whole, stratify="rare"), data.split(whole), strict=True):
+            assert one.examples["x"].tolist() == other.examples["x"].tolist()

@@ -306,7 +306,8 @@ def test_arrow_as_hugging_face_writes_it(tmp_path):
         arrow(tmp_path / "parts" / f"partition_{k}", pa.table({"image": part, "label": [0, 1, 1]}))
     federated = data.from_arrow(tmp_path / "parts", label="label")
     assert federated.names == ("partition_2", "partition_10") and federated.examples["x"].shape == (6, 4, 5, 3)
-    assert federated.examples["x"][2, 0, 0].tolist() == [1, 2, 3] and federated.transform.classes == ("0", "1")
+    assert federated.examples["x"][2, 0, 0].tolist() == [1, 2, 3] and federated.transform.classes == ("1", "0")
+    assert data.from_arrow(tmp_path / "parts", label="label", positive=1).transform.classes == ("0", "1")
     with pytest.raises(DataError, match="label: there is no column 'labell'"):
         data.from_arrow(tmp_path / "parts", label="labell")
 

@@ -207,15 +207,18 @@ def test_unknown_categories_are_zeros_or_the_others():
 @pytest.mark.parametrize(
     ("labels", "task", "classes"),
     [
-        (["b", "a", "b"], None, ("a", "b")),
+        (["b", "a", "b"], None, ("b", "a")),  # of two the rarer one is last
+        (["b", "a", "b", "a"], None, ("a", "b")),
+        (["b", "a", "b", "c"], None, ("a", "b", "c")),
         ([2, 10, 2], None, ("2", "10")),
-        ([True, False, True], None, ("False", "True")),
+        ([True, False, True], None, ("True", "False")),
         ([0.5, 1.0, 2.0], None, None),
         ([2, 10, 2], "regression", None),
         (list(range(30)), None, None),
     ],
 )
 def test_labels(labels, task, classes):
+    """Classes in the order of their numbers; of two the positive one is last."""
     frame = pd.DataFrame({"x": np.arange(len(labels)), "y": labels})
     transform, _ = fitted({"a": frame}, label="y", task=task)
     assert transform.classes == classes
@@ -224,6 +227,32 @@ def test_labels(labels, task, classes):
     back = result.tolist() if classes is None else [classes[k] for k in result]
     assert back == (list(map(float, labels)) if classes is None else list(map(str, labels)))
     assert "y" not in transform(frame.drop(columns="y"))
+
+
+def test_the_positive_class_is_the_rarer_one_of_all_clients_unless_it_is_said():
+    tables = {"a": pd.DataFrame({"x": range(3), "y": [0, 1, 1]}), "b": pd.DataFrame({"x": range(4), "y": [0.0] * 4})}
+    transform, _ = fitted(tables, label="y")
+    assert transform.classes == ("0", "1") and transform.label.positive == "1"  # not the rarer one at a
+    for said in (0, 0.0, "0", "0.0"):
+        transform, _ = fitted(tables, label="y", positive=said)
+        assert transform.classes == ("1", "0") and transform.label.positive == "0"
+        assert data.Transform.from_json(transform.to_json()) == transform
+    frames = data.from_frames(tables, label="y", positive=0)
+    assert frames.transform == transform and frames.examples["y"].tolist() == [1, 0, 0, 1, 1, 1, 1]
+    agreed = data.plan({name: data.summarize(table) for name, table in tables.items()}, label="y", positive=0)
+    assert data.Plan.from_json(agreed.to_json()) == agreed and agreed.positive == "0"
+    assert "positive" not in data.plan({"a": data.summarize(tables["a"])}, label="y").to_json()
+    of_three = {"a": pd.DataFrame({"x": range(3), "y": list("abc")})}
+    for given, said, task, match in [
+        (tables, "yes", None, "positive = 'yes': the classes of 'y' are '0', '1'"),
+        (of_three, "a", None, "positive = 'a': the classes of 'y' are 'a', 'b', 'c'; this is for two"),
+        (tables, 1, "regression", "positive = 1: this is for a label of two classes"),
+        (tables, ["0"], None, "positive = .*give the text"),
+    ]:
+        with pytest.raises(ConfigError, match=match):
+            data.from_frames(given, label="y", task=task, positive=said)
+    with pytest.raises(ConfigError, match=r"positive = '0': the transform that is given has it"):
+        data.from_frames(tables, transform=transform, positive="0")
 
 
 def test_it_is_a_file(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pandas
 import pytest
 
+import fedax
 from fedax.columns import COSTS, EXCLUSIONS, TIME, TRAFFIC
 from fedax.contract.vector import Vector
 from fedax.data import FederatedData, from_csv, split
@@ -19,7 +20,7 @@ from fedax.engine.places.nodes import Message
 from fedax.engine.places.policy import Policy
 from fedax.engine.places.site import Site
 from fedax.errors import ConfigError, NodeError
-from fedax.experiments import build, clients, execute, new_folder, summary
+from fedax.experiments import build, classes, clients, execute, new_folder, summary
 from fedax.experiments.config.experiment import Experiment, problem_of
 from fedax.experiments.defaults import usual_task
 from fedax.experiments.runs import Record
@@ -29,7 +30,7 @@ from tests.engine.here import Here, Timed
 SIZES = {"north": 61, "south": 50, "south-2": 70, "Süd 1": 70, "south.b": 50}
 NODES = (("south", "Süd 1"), ("north",), ("south.b", "south-2"))  # two of one shape, with the same programs
 CONFIG = """
-data = {name = "csv", label = "readmitted", split = {val = 0.15, test = 0.2, seed = 3}}
+data = {name = "csv", label = "readmitted", split = {val = 0.15, test = 0.2, seed = 3, stratify = "rare"}}
 work = {kind = "random-epochs", low = 1, high = 2}
 run = {rounds = 4, batch_size = 8, baselines = true, seeds = 2, patience = 3, judge = "test_loss"}
 methods = [{name = "scaffold", lr = 0.05}, {name = "scaffold", lr = 0.02, label = "slow"}]
@@ -43,7 +44,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for k, (name, n) in enumerate(SIZES.items()):
         x = rng.normal(size=(n, 3)) + 0.3 * k
         table = pandas.DataFrame(x, columns=["age", "dose", "weight"])
-        table["readmitted"] = np.where(x.sum(1) + rng.normal(size=n) > 0.6, "yes", "no")
+        least = 0.6 if k else 3.6  # rare at north
+        table["readmitted"] = np.where(x.sum(1) + rng.normal(size=n) > least, "yes", "no")
         table.loc[rng.random(n) < 0.2, "dose"] = np.nan
         table["ward"] = rng.choice(["icu", "surgery"], n)
         (folder / "csv").mkdir(exist_ok=True)
@@ -137,6 +139,31 @@ def test_tables_of_clients_and_clients_alone(simulated: Record, deployed: tuple[
     assert not clients.damaged(record)
 
 
+def test_decisions_by_class_from_counts_of_nodes(
+    tables: pathlib.Path, simulated: Record, deployed: tuple[Record, Here], tmp_path: pathlib.Path
+) -> None:
+    record, _ = deployed
+    for label in ("scaffold", "slow"):
+        for seed in (0, 1):
+            one, other = (classes.read(each.folder, label, seed) for each in (record, simulated))
+            assert one is not None and other is not None
+            assert one.threshold == pytest.approx(other.threshold, abs=0.002)  # scores next to an end of a bin
+            assert one.chosen.tolist() == other.chosen.tolist() and one.chosen.all()
+            assert np.abs(one.confusion - other.confusion).sum() <= 2
+            assert one.calibration_error == pytest.approx(other.calibration_error, abs=0.01)
+            model = fedax.load_model(record.folder / "models" / f"{label}-seed{seed}.safetensors")
+            assert model.threshold == one.threshold
+    assert clients.positive_text(record, ["test_auc"]) == clients.positive_text(simulated, ["test_auc"]) != ""
+    config = config_of(tables, seeds=1, rounds=1, baselines=False)
+    config["methods"], folder = config["methods"][:1], new_folder(tmp_path / "run", "sites")
+    experiment = at_nodes(config, sites(tables, tmp_path))
+    model = experiment.task.init(jax.random.key(0))
+    classes.write(experiment, folder, "scaffold", 0, classes.decided(experiment, model, None, None, {}))
+    assert classes.read(folder, "scaffold", 0) is None
+    (sentence,) = clients.left_out(folder)
+    assert sentence.startswith("Threshold, confusion and calibration are absent: ") and "test_auc" in sentence
+
+
 def test_sites_hold_out_the_rows_of_the_simulation(
     tables: pathlib.Path, simulated: Record, deployed: tuple[Record, Here]
 ) -> None:
@@ -150,6 +177,9 @@ def test_sites_hold_out_the_rows_of_the_simulation(
                 whole = here[part].client(here[part].names.index(own.name(i)))
                 assert all(np.array_equal(leaf, whole[name]) for name, leaf in own.client(i).items())
     assert {name for site in deployed[1].sites.values() for name in site.names} == {*SIZES}
+    north = experiment.data.names.index("north")
+    rarest = np.bincount(experiment.data.client(north)["y"]).min()
+    assert 0 < rarest < 0.1 * experiment.data.sizes[north] and simulated.config["data"]["split"]["stratify"] == "rare"
 
 
 def test_each_seed_its_split_and_a_run_that_goes_on(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -250,8 +280,8 @@ def test_the_usual_task_of_a_census(x: Any, y: Any, task: str) -> None:
     assert usual_task("nodes", Census.of(data)._replace(transform=object())) == task
 
 
-@pytest.mark.parametrize("stratify", [False, True])
-def test_clients_are_dealt_alone_as_among_all(stratify: bool) -> None:
+@pytest.mark.parametrize("stratify", [False, True, "rare"])
+def test_clients_are_dealt_alone_as_among_all(stratify: bool | str) -> None:
     rng = np.random.default_rng(0)
     sizes = [9, 4, 1, 20]
     whole = FederatedData(

@@ -56,6 +56,25 @@ def test_the_way_by_files_gives_what_one_process_does(sites):
         assert served.names == (name,) and np.array_equal(served.examples["x"], together.client(k)["x"])
 
 
+def test_the_positive_class_by_files(sites):
+    first, second = ([f"{name}-{which}.json" for name in TABLES] for which in ("first", "second"))
+    agreed()
+    output_of("fit", "plan.json", *second, "--out", "rarer.json")
+    rarer = data.Transform.load("rarer.json").classes
+    for said in rarer:
+        output_of(
+            "plan", *first, "--label", "ill", "--column", "zip=category", "--positive", said, "--out", f"{said}.json"
+        )
+        for name in TABLES:
+            output_of("summarize", f"{name}.csv", "--plan", f"{said}.json", "--out", f"{said}-{name}.json")
+        answers = [f"{said}-{name}.json" for name in TABLES]
+        assert f"of class {said};" in output_of("fit", f"{said}.json", *answers, "--out", f"{said}-transform.json")
+        assert data.Transform.load(f"{said}-transform.json").label.positive == said
+    assert data.Transform.load(f"{rarer[0]}-transform.json").classes == rarer[::-1]
+    together = data.from_csv(sites, label="ill", columns={"zip": "category"}, positive=rarer[0])
+    assert together.transform == data.Transform.load(f"{rarer[0]}-transform.json")
+
+
 def test_a_table_that_did_not_make_the_transform_is_looked_at(sites):
     agreed()
     output_of("fit", "plan.json", *(f"{name}-second.json" for name in TABLES))

@@ -1,5 +1,6 @@
 """Metrics of the whole data set against scikit-learn: exact outside of a run; of sums, within the stated bound."""
 
+import functools
 import warnings
 
 import jax
@@ -118,6 +119,55 @@ def test_of_regression(metric, shape):
     f, weights = y + RANDOM.normal(size=shape), RANDOM.random(50)
     assert metric(y, f) == pytest.approx(OF_REGRESSION[metric](y, f), abs=1e-9)
     assert metric(y, f, weights) == pytest.approx(OF_REGRESSION[metric](y, f, sample_weight=weights), abs=1e-9)
+
+
+@pytest.mark.parametrize("offset", [2e9, -1e12])
+@pytest.mark.parametrize("shape", [(50,), (50, 3)])
+def test_labels_far_from_zero_keep_their_digits(offset, shape):
+    """The variance of labels at 2e9 is no difference of two sums of squares; in parts, as from nodes, neither."""
+    y = RANDOM.normal(size=shape) + offset
+    f, weights = y + 0.1 * RANDOM.normal(size=shape), RANDOM.random(50) * (np.arange(50) != 0)
+    for metric, function in OF_REGRESSION.items():
+        assert metric(y, f) == pytest.approx(function(y, f), rel=1e-6)
+        assert metric(y, f, weights) == pytest.approx(function(y, f, sample_weight=weights), rel=1e-6)
+    r2 = M.R2()
+    places = [slice(0, 7), slice(7, 7), slice(7, 30), slice(30, 50)]
+    labels = [r2.labels(y[place], weights[place]) for place in places]
+    sums = r2.sums(f, y, weights)
+    together = r2.value(sums, functools.reduce(r2.joined, labels))
+    assert together == pytest.approx(sk.r2_score(y, f, sample_weight=weights), rel=1e-6)
+    alike = functools.reduce(r2.joined, [r2.labels(np.full(shape, 0.1)[:9]), r2.labels(np.full(shape, 0.1))])
+    assert (alike["m2"] == 0).all()
+
+
+def test_weights_of_all_sizes():
+    y, score = two(60, digits=0)
+    weights = 10.0 ** RANDOM.uniform(-18, 0, 60)
+    assert M.AUC()(y, score, weights) == pytest.approx(sk.roc_auc_score(y, score, sample_weight=weights), abs=1e-12)
+    weights = np.where(np.argsort(np.argsort(score)) < 40, 1e18, 1.0)  # equal scores at the top keep their weight
+    y[np.argsort(score)[40:]] = np.arange(20) % 2
+    groups = [weights[(score == s) & (y == 1)].sum() for s in np.unique(score)]
+    seen = []
+
+    class Kept(M.AUC):
+        def _value_of_groups(self, negative, positive):
+            seen.append(positive)
+            return 0.0
+
+    Kept()(y, score, weights)
+    assert seen[0].tolist() == groups
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_log_loss_of_probabilities_0_and_1(kind):
+    y, p = [0, 1, 1, 0, 1], np.array([0.0, 0.0, 1.0, 1.0, 1e-20], kind)
+    weights = [1, 2, 1, 1, 3]
+    for true, given in ((y, p), (y, np.stack([1 - p, p], 1)), ([0, 2, 1, 2], np.eye(3, dtype=kind)[[1, 2, 0, 0]])):
+        due = sk.log_loss(true, given, labels=np.unique(true))
+        assert M.LogLoss()(true, given) == pytest.approx(due, rel=1e-6)
+        assert M.Perplexity()(true, given) == pytest.approx(np.exp(due), rel=1e-5)
+    assert M.LogLoss()(y, p, weights) == pytest.approx(sk.log_loss(y, p, sample_weight=weights), rel=1e-6)
+    assert M.LogLoss()([0, 1], [50.0, -60.0]) == 55  # log-odds are taken as they are
 
 
 def test_of_text_and_calibration():

@@ -34,6 +34,10 @@ Columns = Annotated[
 TaskKind = Annotated[str | None, typer.Option(help="classification or regression.", show_default="by the label")]
 Scale = Annotated[str, typer.Option(help="standard, or none for numbers as they are.")]
 MostCategories = Annotated[int, typer.Option(help="Categories of a column with a feature of their own.")]
+Positive = Annotated[
+    str | None,
+    typer.Option(metavar="CLASS", help="Of two classes the one that metrics are about.", show_default="the rarer one"),
+]
 Decimal = Annotated[str | None, typer.Option(help="The decimal point of a .csv file.", show_default="found")]
 Encoding = Annotated[str | None, typer.Option(help="Its encoding.", show_default="found")]
 WithLabels = Annotated[
@@ -118,6 +122,7 @@ def plan(
     task: TaskKind = None,
     scale: Scale = "standard",
     max_categories: MostCategories = 50,
+    positive: Positive = None,
 ) -> None:
     """At the coordinator: decide what each column is, from the files of all sites.
 
@@ -136,7 +141,8 @@ def plan(
 
     target = _new(out, "plan.json")
     summaries_by_site = _load(summaries, _FIRST)
-    plan_made = plan_of(summaries_by_site, label, kinds(column), task, scale, max_categories, drop or ())  # type: ignore[arg-type]
+    options = (kinds(column), task, scale, max_categories, drop or (), positive)
+    plan_made = plan_of(summaries_by_site, label, *options)  # type: ignore[arg-type]
     show(overview(plan_made, summaries_by_site))
     plan_made.save(target)
     echo(f"Wrote {target} for {plan_made.task} of {_shell_quoted(label)}. If you agree with it, send it to all sites.")
@@ -166,6 +172,7 @@ def fit(
     from fedax.data import Plan
     from fedax.data import fit as transform_of
     from fedax.data.overview import copies
+    from fedax.errors import printable
 
     target = _new(out, "transform.json")
     plan_loaded, answers = Plan.load(plan), _load(summaries, _SECOND)
@@ -173,6 +180,8 @@ def fit(
     for line in copies(plan_loaded, answers):
         echo(f"note: {line}; plan again with --drop {_shell_quoted(line.column)} to leave it out")
     transform.save(target)
+    if transform.label is not None and transform.label.positive is not None:
+        echo(f"AUC and F1 will be of class {printable(transform.label.positive)}; plan with --positive for the other.")
     echo(f"Wrote {target}: {len(transform.features)} features, digest {transform.digest}. Send it to all sites.")
     echo(f"Next, at each site: fedax data apply {_shell_quoted(target.name)} TABLE.csv")
 

@@ -99,7 +99,7 @@ def show_results(console: "Console", record: "Record") -> None:
     from rich.table import Table
 
     from fedax.columns import TIME, better, describe, show, shown
-    from fedax.experiments import clients, summary
+    from fedax.experiments import classes, clients, summary
 
     (problem,) = summary.problems([record])
     columns = shown(summary.table_order(problem), problem.judge)
@@ -134,9 +134,13 @@ def show_results(console: "Console", record: "Record") -> None:
     console.print(f"[dim]{escape(' '.join(legend))}[/]")
     for sentence in (*summary.verdict(problem), *summary.spending(problem)):
         console.print(escape(sentence))
+    if positive := clients.positive_text(record, columns):
+        console.print(escape(positive), highlight=False)
     if (majority := record.about.get("majority")) is not None:
         console.print(escape(clients.majority_text(majority)), highlight=False)
     best = problem.best or problem.methods[0]
+    if decided := classes.text(record, best.label):
+        console.print(escape(decided), highlight=False)
     for figure in clients.figures_of(record, problem.judge)[:1]:
         way = better(f"test_{figure}") or "lower"
         spread = clients.spread_of(best.label, clients.tables(record, best.label), figure, way)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedax.cli.console import echo
-from fedax.cli.data import Columns, Drop, Label, MostCategories, Scale, TaskKind
+from fedax.cli.data import Columns, Drop, Label, MostCategories, Positive, Scale, TaskKind
 
 if TYPE_CHECKING:
     from fedax.data import Plan, Summary
@@ -32,6 +32,7 @@ def tables(
     task: TaskKind = None,
     scale: Scale = "standard",
     max_categories: MostCategories = 50,
+    positive: Positive = None,
     out: Annotated[
         pathlib.Path | None,
         typer.Option(help="Folder for what is agreed; has to be new or empty.", show_default="FOLDER/tables"),
@@ -65,7 +66,7 @@ def tables(
     sent: dict[str, dict[str, Any]] = {}
 
     def planned(first: "Mapping[str, Summary]") -> "Plan":
-        return plan(first, label, chosen, task, scale, max_categories, drop or ())  # type: ignore[arg-type]
+        return plan(first, label, chosen, task, scale, max_categories, drop or (), positive)  # type: ignore[arg-type]
 
     def keep(what: str, client: str | None, document: "Document") -> None:
         target.mkdir(exist_ok=True)

@@ -10,6 +10,8 @@ from fedax.data.federated import FederatedData
 from fedax.errors import ConfigError, DataError, complete, unknown
 from fedax.numbers import check_count, check_number
 
+_RARE = 0.1  # of a client's examples
+
 
 class Split(NamedTuple):
     """What :func:`split` gives; ``None`` where no client has an example of a part.
@@ -43,7 +45,8 @@ def split(
     Args:
         data: all clients' examples.
         train, val, test: shares ≥ 0, ``train`` above 0, that sum to 1.
-        stratify: ``True``: as many of each class ``y`` in a part as its share of the client's, to within two. Or an
+        stratify: ``True``: as many of each class ``y`` in a part as its share of the client's, to within two.
+            ``"rare"``: so for clients with a class that is rarer than 10 % of their examples, each by its own. Or an
             array of the examples by its name, or classes [n] of all examples.
         seed: ≥ 0, of NumPy's generator. A client's split depends on the seed, its place, its size, and where it is
             stratified its classes, only.
@@ -75,20 +78,27 @@ def split(
     places = range(data.num_clients) if places is None else [check_count("places", place, 0) for place in places]
     if len(places) != data.num_clients:
         raise ConfigError("places", list(places), f"give one for each of the {data.num_clients} clients")
-    classes = _classes(data, stratify)
+    rare = isinstance(stratify, str) and stratify == "rare"
+    classes = _rare_classes(data) if rare else _classes(data, stratify)
     rows: list[list[np.ndarray]] = [[], [], []]
     for place, start, size in zip(places, data.offsets, data.sizes, strict=True):
         generator = np.random.default_rng([seed, place])
         order = generator.permutation(size)
         if classes is not None:
-            client_classes = classes[start : start + size]
-            _, codes = np.unique(client_classes, return_inverse=True)
-            ranks = generator.permutation(codes.max() + 1)  # so that no class is always the first
-            order = order[np.argsort(ranks[codes[order]], kind="stable")]
+            _, codes, each = np.unique(classes[start : start + size], return_inverse=True, return_counts=True)
+            if not rare or each.min() < _RARE * size:
+                ranks = generator.permutation(len(each))  # so that no class is always the first
+                order = order[np.argsort(ranks[codes[order]], kind="stable")]
         counts = _counts(int(size), list(shares.values()))
         for part, chosen in zip(rows, _divide(order, counts, generator), strict=True):
             part.append(start + np.sort(chosen))
     return Split(*(_part(data, part, whole=k == 0) for k, part in enumerate(rows)))  # type: ignore[arg-type]
+
+
+def _rare_classes(data: FederatedData) -> np.ndarray | None:
+    """The labels, if they are classes: whole numbers."""
+    y = data.examples.get("y") if isinstance(data.examples, dict) else None
+    return y if y is not None and np.ndim(y) == 1 and np.asarray(y).dtype.kind in "biu" else None
 
 
 def _classes(data: FederatedData, stratify: Any) -> np.ndarray | None:

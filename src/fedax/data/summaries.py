@@ -26,6 +26,7 @@ from fedax.data.cells import (
     cells,
     check_range,
     column_name,
+    few,
     no_column,
     number,
     same_texts,
@@ -228,6 +229,7 @@ class Plan(Document):
         scale: ``"standard"`` or ``None``.
         max_categories: the most categories of a column that get a feature.
         texts: when two labels are the same class: see :class:`Column`.
+        positive: of two classes that which comes last, if it is said.
 
     Raises:
         DataError: values that do not go together.
@@ -245,6 +247,7 @@ class Plan(Document):
     scale: Literal["standard"] | None = "standard"
     max_categories: int = 50
     texts: Texts = "numeric"
+    positive: str | None = None
     form: ClassVar[str] = "plan"
 
     def __post_init__(self) -> None:
@@ -398,6 +401,7 @@ def plan(
     scale: Literal["standard", "none"] | None = "standard",
     max_categories: int = 50,
     drop: Sequence[str] = (),
+    positive: str | float | None = None,
 ) -> Plan:
     """What each column is, from the clients' first summaries.
 
@@ -415,6 +419,8 @@ def plan(
             numbers stay as they are; so does ``"none"``, for configurations.
         max_categories: of a column with more, the most frequent so many get a feature, and all others one together.
         drop: columns that are left out: the same as ``"drop"`` in ``columns``.
+        positive: of two classes, the one that metrics are about. Default: the one that fewer rows have; the last one
+            where both have as many.
 
     Raises:
         ConfigError: an option that cannot be used.
@@ -469,8 +475,22 @@ def plan(
         if task == "regression":
             _, mean, m2 = merge([summary.facts[label].moments("number") for summary in by_client.values()])
             _check_size(label, mean, math.sqrt(m2 / max(1, sum(each.rows for each in by_client.values()))), False)
+    if positive is not None:
+        positive = _class_text(positive, label, task, texts)
     scaled = "standard" if scale == "standard" else None
-    return Plan(used, label, task or "classification", dropped, scaled, max_categories, texts)  # type: ignore[arg-type]
+    return Plan(used, label, task or "classification", dropped, scaled, max_categories, texts, positive)  # type: ignore[arg-type]
+
+
+def _class_text(positive: Any, label: str | None, task: str | None, texts: Texts) -> str:
+    """The text of a class that is given, as the label's cells have it."""
+    import pandas
+
+    if not isinstance(positive, str | bool | int | float):
+        raise ConfigError("positive", positive, "give the text of a class")
+    if label is None or task == "regression":
+        raise ConfigError("positive", positive, "this is for a label of two classes; leave it out")
+    found, _ = cells(pandas.Series([positive], dtype=object), label, texts).texts
+    return found[0] if found else str(positive)
 
 
 def _check_size(name: str, mean: float, std: float, scaled: bool) -> None:
@@ -663,6 +683,7 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
         summaries: one a client, by its name or in a list.
 
     Raises:
+        ConfigError: the plan's ``positive`` is none of two classes.
         DataError: summaries that do not answer the plan; a label with one class, or too many.
 
     Example:
@@ -694,7 +715,9 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
     label = None
     if plan.label is not None:
         names = (
-            class_names(plan.label, [summary.counts[plan.label] for summary in by_client.values()]) if classes else None
+            class_names(plan.label, [summary.counts[plan.label] for summary in by_client.values()], plan.positive)
+            if classes
+            else None
         )
         label = Label(plan.label, names, plan.texts)
     return Transform(tuple(columns), label, dropped)
@@ -754,8 +777,11 @@ def _median(planned: Planned, counts: Sequence[Counts]) -> float:
     return planned.mean + _REACH * planned.std * float((2 * middle.mean() + 1) / BINS - 1)
 
 
-def class_names(label: str, counts: Sequence[Counts]) -> tuple[str, ...]:
-    """The classes of a label with these counts at the clients, sorted as numbers if all are, else as texts."""
+def class_names(label: str, counts: Sequence[Counts], positive: str | None = None) -> tuple[str, ...]:
+    """The classes of a label with these counts at the clients, sorted as numbers if all are, else as texts.
+
+    Of two classes the last is the positive one: ``positive``, or by default the rarer one.
+    """
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each.by_text)
@@ -767,6 +793,26 @@ def class_names(label: str, counts: Sequence[Counts]) -> tuple[str, ...]:
         only = next(iter(total), "")
         raise DataError(f"label {shown(label)}: one class only, {shown(only)}; it needs two at least")
     numbers = {text: number(text) for text in total}
-    if any(map(math.isnan, numbers.values())):
-        return tuple(sorted(total))
-    return tuple(sorted(total, key=lambda text: (numbers[text], text)))
+    texts = any(map(math.isnan, numbers.values()))
+    return with_positive(label, sorted(total, key=lambda text: (0 if texts else numbers[text], text)), total, positive)
+
+
+def with_positive(label: str, names: Sequence[str], counts: Mapping[str, int], positive: str | None) -> tuple[str, ...]:
+    """The classes of a label, two of them with the positive one last: by default the rarer, else as they are.
+
+    Raises:
+        ConfigError: ``positive`` is none of two classes.
+
+    Example:
+        >>> with_positive("ill", ["ja", "nein"], {"ja": 9, "nein": 91}, None)
+        ('nein', 'ja')
+    """
+    if positive is not None and (positive not in names or len(names) != 2):
+        what = f"the classes of {shown(label)} are {few(names)}"
+        more = "give one of them" if len(names) == 2 else "this is for two classes; leave it out"
+        raise ConfigError("positive", positive, f"{what}; {more}")
+    if len(names) != 2:
+        return tuple(names)
+    first, last = names
+    chosen = positive or (first if counts.get(first, 0) < counts.get(last, 0) else last)
+    return (last, first) if chosen == first else (first, last)

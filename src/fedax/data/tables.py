@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +35,7 @@ from fedax.data.federated import FederatedData
 from fedax.data.formats import parse_json, reading, room
 from fedax.data.overview import Overview, overview
 from fedax.data.pictures import decoded, stacked
-from fedax.data.summaries import Counts, UnreadLabel, class_names, fit, kinds_of, plan, summarize
+from fedax.data.summaries import Counts, UnreadLabel, class_names, fit, kinds_of, plan, summarize, with_positive
 from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
 from fedax.files import name_of, regular
@@ -55,6 +56,7 @@ def from_frames(
     drop_missing_labels: bool = False,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    positive: str | float | None = None,
 ) -> FederatedData:
     """Clients' tables as arrays, with a transform that is fitted as a federation would, from summaries.
 
@@ -65,6 +67,8 @@ def from_frames(
         drop_missing_labels: whether rows without a label are left out, in place of an error.
         transform: one that was fitted before, or its file; it has the label and all options with it.
         drop: columns that are left out, such as ``["patient"]``.
+        positive: of two classes, the one that AUC, F1, precision and recall are about; ``y`` is 1 there. Default: the
+            one that fewer rows have.
 
     Returns:
         Examples ``x`` float32 [n, features] and ``y``, int32 classes or float32, with the clients' names, the
@@ -87,7 +91,7 @@ def from_frames(
     columns_seen = None
     tables = {str(name): _naming_client(str(name), as_pandas, table) for name, table in frames.items()}
     if transform is not None:
-        given = {"label": label, "columns": columns or None, "task": task, "drop": drop or None}
+        given = {"label": label, "columns": columns or None, "task": task, "drop": drop or None, "positive": positive}
         if conflicting := {name: value for name, value in given.items() if value is not None}:
             name, value = next(iter(conflicting.items()))
             raise ConfigError(name, value, "the transform that is given has it already; leave it out")
@@ -105,7 +109,7 @@ def from_frames(
     if fitted is None:
         first = {name: _naming_client(name, summarize, table) for name, table in tables.items()}
         try:
-            column_plan = plan(first, target, columns, task, scale, max_categories, drop)
+            column_plan = plan(first, target, columns, task, scale, max_categories, drop, positive)
         except UnreadLabel as error:
             given = series(tables[error.client], str(target))
             row = int(np.flatnonzero(np.isnan(cells(given, str(target)).numbers))[0])
@@ -173,6 +177,7 @@ def from_csv(
     encoding: str | None = None,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    positive: str | float | None = None,
 ) -> FederatedData:
     """Clients' CSV files: one client a file, named by it, or by a column that says whose each row is.
 
@@ -192,6 +197,7 @@ def from_csv(
             else cp1252, which has the characters of Latin-1.
         transform: one that was fitted before, or its file: new rows become the same numbers.
         drop: columns that are left out.
+        positive: as of :func:`fedax.data.from_frames`.
 
     Returns:
         As of :func:`fedax.data.from_frames`.
@@ -220,7 +226,8 @@ def from_csv(
         return frame
 
     frames = _by_client(files, "csv", client, read)
-    data = from_frames(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    options = (columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive)
+    data = from_frames(frames, label, *options)
     if data.overview is not None:
         data.overview = dataclasses.replace(data.overview, read=written)
     return data
@@ -260,6 +267,7 @@ def from_parquet(
     size: Sequence[int] | None = None,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    positive: str | float | None = None,
 ) -> FederatedData:
     """Clients' Parquet files, read as :func:`fedax.data.from_csv` reads CSV files.
 
@@ -267,7 +275,7 @@ def from_parquet(
     uint8 [n, height, width, channels]; other columns but label and client are then left aside.
 
     Args:
-        files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform, drop:
+        files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive:
             as of :func:`fedax.data.from_csv`.
         size: (height, width) that pictures get; default: that which all have.
 
@@ -283,7 +291,8 @@ def from_parquet(
     frames = _by_client(
         files, "parquet", client, lambda path: _arrow_to_pandas(_read_parquet(path), path, chosen, size)
     )
-    return _to_arrays(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    options = (columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive)
+    return _to_arrays(frames, label, *options)
 
 
 @complete
@@ -299,6 +308,7 @@ def from_arrow(
     size: Sequence[int] | None = None,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    positive: str | float | None = None,
 ) -> FederatedData:
     """Arrow files as Hugging Face's ``save_to_disk`` and ``flwr-datasets create`` write them.
 
@@ -307,8 +317,8 @@ def from_arrow(
     Args:
         folders: one data set's folder, with ``*.arrow`` in it, and ``client`` the column that says whose each row is;
             or a folder of such folders, or a list of them, each of which is a client, called by its folder's name.
-        label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform, drop: as of
-            :func:`fedax.data.from_parquet`.
+        label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform, drop, positive: as
+            of :func:`fedax.data.from_parquet`.
 
     Raises:
         ConfigError, DataError: as of :func:`fedax.data.from_csv`.
@@ -337,7 +347,8 @@ def from_arrow(
             raise ConfigError("folders", str(place), "no *.arrow is in it")
         frames[name] = parts
     tables = _divided({name: _concatenated(name, parts) for name, parts in frames.items()}, client)
-    return _to_arrays(tables, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    options = (columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive)
+    return _to_arrays(tables, label, *options)
 
 
 def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: Any) -> FederatedData:
@@ -360,7 +371,11 @@ def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: A
         if column.missing.any():
             raise DataError(f"{name}: label {shown(label)}, row {np.flatnonzero(column.missing)[0]} is missing")
     known = first[label].dtype.categories.tolist() if hasattr(first[label].dtype, "categories") else None
-    classes = known or class_names(label, [Counts(dict.fromkeys(column.texts[0], 1)) for column in labels.values()])
+    counts = Counter[str]()
+    for texts, codes in (column.texts for column in labels.values()):
+        counts.update(dict(zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True)))
+    positive = None if rest[-1] is None else str(rest[-1])
+    classes = with_positive(label, known, counts, positive) if known else class_names(label, [Counts(counts)], positive)
     place = {text: k for k, text in enumerate(classes)}
     arrays = {}
     for name, (texts, codes) in ((name, column.texts) for name, column in labels.items()):

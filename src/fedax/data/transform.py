@@ -30,6 +30,7 @@ class Strict:
 
 
 _LATER: dict[str, Any] = {"texts": "numeric", "marks": 0, "odd": False, "truth": "", "unread": (), "read": {}}
+_LATER |= {"positive": None}
 
 
 def _without_later(fields: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -228,7 +229,8 @@ class Label(Strict):
 
     Args:
         name: its column.
-        classes: their texts, in the order of their numbers; ``None``: the label is a number.
+        classes: their texts, in the order of their numbers, of two the positive one last; ``None``: the label is a
+            number.
         texts: when two cells are the same class, as of :class:`Column`.
 
     Raises:
@@ -246,6 +248,11 @@ class Label(Strict):
     def __post_init__(self) -> None:
         if self.classes is not None and not 2 <= len({*self.classes}) == len(self.classes):
             raise DataError(f"label {shown(self.name)}: it needs at least two classes, all different")
+
+    @property
+    def positive(self) -> str | None:
+        """Of two classes the one that AUC, F1, precision and recall are about: the last one."""
+        return self.classes[-1] if self.classes is not None and len(self.classes) == 2 else None
 
 
 @dataclass(frozen=True)

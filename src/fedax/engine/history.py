@@ -1,8 +1,10 @@
 """The history of a run: its rows, what they cost, and how it ended."""
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import jax
@@ -69,6 +71,7 @@ class Run:
     """
 
     best: Best | None = None
+    counts: Mapping[str, Unknown] = MappingProxyType({})  # of scores at nodes, by part: see fedax.metrics.AUC
 
     def __init__(
         self,
@@ -197,11 +200,14 @@ class Run:
         return f"Run({self.status} at round {last['round']}, {name}={last[name]:.6g})"
 
 
-def save_run(run: Run, path: str | os.PathLike[str], best: bool = False, of: str = "") -> None:
-    """Save a run's model as :meth:`Run.save` does, in a file that says what it is: ``of``."""
+def save_run(
+    run: Run, path: str | os.PathLike[str], best: bool = False, of: str = "", threshold: float | None = None
+) -> None:
+    """Save a run's model as :meth:`Run.save` does, in a file that says what it is: ``of``; and its ``threshold``."""
     if best and run.best is None:
         raise ConfigError("best", True, "no best model was kept; run with Checkpoints(best='test_loss')")
-    save_as(model_of(run._origin, run.best.params if best and run.best is not None else run.params), path, of)
+    model = model_of(run._origin, run.best.params if best and run.best is not None else run.params)
+    save_as(dataclasses.replace(model, threshold=threshold), path, of)
 
 
 def ended_worse(objective: Sequence[float] | np.ndarray) -> bool:

@@ -54,6 +54,8 @@ class Model:
         example: the columns that the outputs are made of: name -> shape and type of one example's; ``None`` where
             examples were no dictionary of arrays.
         versions: of fedax and JAX, with which it was trained.
+        threshold: of two classes, the probability of the second one from which on to decide for it: with the largest F1
+            on validation rows; ``None``: none was chosen.
 
     Example:
         >>> import tempfile
@@ -77,6 +79,7 @@ class Model:
     transform: Unknown = None
     example: Mapping[str, tuple[tuple[int, ...], str]] | None = None
     versions: Mapping[str, str] | None = None
+    threshold: float | None = None
 
     def outputs(self, x: Unknown, strict: bool = False) -> np.ndarray:
         """The outputs of the model: logits [n, C], log-odds of the second of two classes [n], or predictions.
@@ -224,6 +227,7 @@ class Model:
             "labels": self.labels,
             "transform": None if self.transform is None else self.transform.to_json(),
             "versions": self.versions,
+            **({} if self.threshold is None else {"threshold": self.threshold}),
         }
 
     def __repr__(self) -> str:
@@ -291,6 +295,7 @@ class _Description(pydantic.BaseModel):
     labels: list[str | int] | None
     transform: dict[str, Unknown] | None
     versions: dict[str, str]
+    threshold: float | None = pydantic.Field(None, ge=0, le=1)
 
 
 @complete
@@ -358,7 +363,8 @@ def load_model(path: Path, task: Task | None = None) -> Model:
         except Exception as error:  # whatever the model's own operations raise
             what = f"{type(error).__name__}: {ascii(str(error))[:200]}"
             raise DataError(f"{path}: its model does not take the examples that it describes ({what})") from error
-    return Model(task, params, labels, transform, example or None, {} if about is None else about.versions)
+    versions, threshold = ({}, None) if about is None else (about.versions, about.threshold)
+    return Model(task, params, labels, transform, example or None, versions, threshold)
 
 
 def _task(

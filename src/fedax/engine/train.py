@@ -84,6 +84,7 @@ def train(given: _Trained) -> Run:
         return made[0]
 
     run = conduct(job, make, given.callback, kept)
+    run.counts = made[0].counts
     made[0].forget()
     return run
 

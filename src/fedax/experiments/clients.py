@@ -40,6 +40,7 @@ BASELINES = (LOCAL_ONLY, "pooled")
 WORST = 3  # how many of the worst clients are named
 _MOST_BYTES = 1 << 28
 _LEFT_OUT = "left-out.json"
+_OF_ONE = ("auc", "average_precision", "f1", "precision", "recall")  # of two classes, metrics of the positive one
 
 
 class ClientTable(NamedTuple):
@@ -203,7 +204,7 @@ def _evaluated(experiment: Experiment, params: Any, test: fedax.FederatedData, m
 def _add_table_of_nodes(experiment: Experiment, folder: Path, label: str, seed: int, params: Any) -> None:
     """:func:`add_table` for test examples that are at the nodes."""
     if experiment.config["run"].get("secure") is not None:
-        _record_left_out(folder, "The run has secure sums, so no figures of single clients leave their sites.")
+        record_left_out(folder, "The run has secure sums, so no figures of single clients leave their sites.")
         return
     fleet = experiment.nodes(seed)
     model = start(whole_task(experiment.task).trained, params, 0, {})[1]
@@ -214,7 +215,7 @@ def _add_table_of_nodes(experiment: Experiment, folder: Path, label: str, seed: 
 def _write_table_of_nodes(folder: Path, label: str, seed: int, fleet: Fleet, received: Figures) -> None:
     """Write the figures that nodes sent, and why other nodes sent none."""
     for clients, why in received.withheld.items():
-        _record_left_out(folder, f"Clients {clients} are not in the tables of clients: {why}.")
+        record_left_out(folder, f"Clients {clients} are not in the tables of clients: {why}.")
     if not received.values:
         return
     columns = dict.fromkeys(name for values in received.values.values() for name in values)
@@ -225,7 +226,7 @@ def _write_table_of_nodes(folder: Path, label: str, seed: int, fleet: Fleet, rec
     )
 
 
-def _record_left_out(folder: Path, sentence: str) -> None:
+def record_left_out(folder: Path, sentence: str) -> None:
     """Record a sentence on what the tables of a run folder lack, and why."""
     if sentence not in (sentences := left_out(folder)):
         (folder / "clients").mkdir(exist_ok=True)
@@ -337,7 +338,7 @@ def _options(experiment: Experiment, seed: int, rounds: int) -> dict[str, Any]:
 def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: int, rounds: int) -> None:
     """A baseline for clients at nodes: each client trains alone at its node; there is no pooled baseline."""
     if label != LOCAL_ONLY:
-        _record_left_out(folder, "There is no baseline pooled: it is a model on the rows of all clients in one place.")
+        record_left_out(folder, "There is no baseline pooled: it is a model on the rows of all clients in one place.")
         return
     if experiment.config["run"].get("secure") is not None:
         return  # :func:`_add_table_of_nodes` has recorded why
@@ -352,21 +353,41 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
 
 
 def majority(experiment: Experiment) -> dict[str, Any] | None:
-    """Test metrics of a model that always predicts the commoner of two classes; ``None`` for other tasks."""
-    test = experiment.test
-    examples = test.examples if isinstance(test, fedax.FederatedData) else test
-    if examples is None or "auc" not in experiment.task.metrics or "y" not in examples:
+    """Test metrics of a model that always predicts the commoner of two classes; ``None`` for other tasks.
+
+    They are means over the seeds, as those of the methods: over each seed's own test examples.
+    """
+    run = experiment.config["run"]
+    seeds = run["seeds"] if run["split_seeds"] else run["seeds"][:1]
+    parts = [experiment.test] if len(seeds) == 1 else [experiment.split(seed)[2] for seed in seeds]
+    tests = [part.examples if isinstance(part, fedax.FederatedData) else part for part in parts]
+    if "auc" not in experiment.task.metrics or any(part is None or "y" not in part for part in tests):
         return None
-    second = np.asarray(examples["y"]) > 0
-    share = float(second.mean())
-    high = share > 0.5
-    names = experiment.classes or ["0", "1"]
+    shares = np.array([np.mean(np.asarray(part["y"]) > 0) for part in tests if part is not None])
+    high = bool(np.mean(shares) > 0.5)
+    names = experiment.classes if experiment.classes and len(experiment.classes) == 2 else ["0", "1"]
     return {
-        "class": names[high] if len(names) == 2 else str(int(high)),
-        "accuracy": max(share, 1 - share),
-        "f1": 2 * share / (1 + share) if high else 0.0,
+        "class": names[high],
+        "accuracy": float(np.mean(shares if high else 1 - shares)),
+        "f1": float(np.mean(2 * shares / (1 + shares))) if high else 0.0,
         "auc": 0.5,
     }
+
+
+def positive_class(record: Record) -> str | None:
+    """The class that AUC, F1, precision and recall are about; ``None`` where there are not two with names."""
+    classes = record.about["clients"]["classes"]
+    return str(classes[-1]) if classes is not None and len(classes) == 2 else None
+
+
+def positive_text(record: Record, columns: Sequence[str]) -> str:
+    """Which class the metrics in these columns are of, in one line; empty where none is of one class."""
+    positive = positive_class(record)
+    of_one = dict.fromkeys(name for name in _OF_ONE if any(column.partition("_")[2] == name for column in columns))
+    if positive is None or not of_one:
+        return ""
+    *first, last = (describe(name).label for name in of_one)
+    return f"{', '.join(first)}{' and ' * bool(first)}{last} {'are' if first else 'is'} of class {positive}."
 
 
 def majority_text(baseline: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ TASKS_OF = {
 _DIRICHLET = {"clients": 16, "partition": "dirichlet", "alpha": 0.1}
 _EPOCHS = {"kind": "random-epochs", "low": 2, "high": 5}
 _USER_DATA: dict[str, Any] = {"data": {}, "run": {"rounds": 50, "batch_size": 32}, "lr": 0.1}
-_HELD_OUT = {"split": {"val": 0.15, "test": 0.15}}
+_HELD_OUT = {"split": {"val": 0.15, "test": 0.15, "stratify": "rare"}}
 _COMPARISONS: dict[str, dict[str, Any]] = {
     "digits": {"data": _DIRICHLET, "run": {"rounds": 100, "batch_size": 32}, "lr": 0.5},
     "mnist": {"data": _DIRICHLET, "run": {"rounds": 30, "batch_size": 32}, "lr": 0.05},

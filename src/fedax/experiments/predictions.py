@@ -46,7 +46,8 @@ def predict_file(
     """Predict for each row of a file, and write a table of the predictions.
 
     The table has a row for each row of ``source``, in its order: the columns of the source that the model leaves aside,
-    such as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; and of a table
+    such as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; where a
+    threshold was chosen with the model, ``decision (p <class> ≥ threshold)``, the class by it; and of a table
     ``doubts``, what of the row training had nothing like (:meth:`fedax.Model.doubts`). In names of columns and classes
     control characters are spelled out, and ``'`` is put before what a spreadsheet would take for a formula. The cells
     that are left aside are copied as they are.
@@ -117,11 +118,16 @@ def predict_file(
         probabilities = model.predict_proba(batch)
         names = model.labels or range(probabilities.shape[1])
         columns |= {f"p {name}": probabilities[:, k].astype(np.float32) for k, name in enumerate(names)}
+        if model.threshold is not None and probabilities.shape[1] == 2:
+            negative, positive = (names[0], names[1])
+            decided = np.where(probabilities[:, 1] >= model.threshold, positive, negative)
+            columns[f"decision (p {positive} ≥ {model.threshold:.4g})"] = decided
     elif columns["prediction"].ndim > 1:
         flat = columns.pop("prediction").reshape(len(batch["x"]), -1)
         columns |= {f"prediction {k}": flat[:, k] for k in range(flat.shape[1])}
-    if (answer := columns.get("prediction")) is not None and answer.dtype.kind in "OUT":  # names of classes
-        columns["prediction"] = np.array([_safe(text) for text in answer], object)
+    for name, answer in columns.items():
+        if answer.dtype.kind in "OUT":  # names of classes
+            columns[name] = np.array([_safe(text) for text in answer], object)
     if doubts is not None:
         columns["doubts"] = [_safe(text) for text in doubts.by_row()]  # doubts contain names of columns
     out_columns = {_safe(name): column for name, column in unused_columns.items()}

@@ -31,7 +31,7 @@ from fedax.engine.saved import read_model, renamed
 from fedax.engine.sweep import discard_sweep, on_one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
-from fedax.experiments import clients, cluster, examples, own, summary, toml, tracked
+from fedax.experiments import classes, clients, cluster, examples, own, summary, toml, tracked
 from fedax.experiments.config.experiment import (
     Experiment,
     count_parameters,
@@ -186,9 +186,13 @@ def execute(
         if writes:
             for (_, seed), run in zip(batch, trained, strict=True):
                 path, best = (model_path(folder, label, seed, best) for best in (False, True))
+                _, val, test = data[seed]
                 if run.best is not None:
-                    save_run(run, best, True, said(folder, best))
-                save_run(run, path, of=said(folder, path))
+                    found = classes.decided(experiment, run.best.params, val, test)
+                    save_run(run, best, True, said(folder, best), classes.threshold_of(found))
+                found = classes.decided(experiment, run.params, val, test, run.counts)
+                classes.write(experiment, folder, label, seed, found)
+                save_run(run, path, of=said(folder, path), threshold=classes.threshold_of(found))
                 if by_client and clients.finite_model(run.params):
                     clients.add_table(experiment, folder, label, seed, run.params, data[seed][2], run.arrivals)
                 examples.add(experiment, folder, label, seed, run.params)
@@ -203,6 +207,7 @@ def execute(
         _run_at_nodes(experiment, batches, run_batch)
     for label, seed in sorted(finished) if writes else ():
         examples.mend(experiment, folder, label, seed)
+        classes.mend(experiment, folder, label, seed)
         if by_client:
             clients.mend(experiment, folder, label, seed)
     if writes and by_client and config["run"].get("baselines"):
@@ -333,7 +338,7 @@ def _run_elsewhere(
                 summary = json.loads(outcome.files["summary.json"])["methods"][0]
                 end([summary["seeds"][str(seed)]["status"]])
             compiled[label] += summary["compile_seconds"]
-            for place in ("clients", "examples", "models"):  # a model says that its run is over
+            for place in ("clients", "examples", "classes", "models"):  # a model says that its run is over
                 for name, content in outcome.files.items():
                     if name.startswith(f"{place}/"):
                         (folder / place).mkdir(exist_ok=True)
@@ -604,6 +609,9 @@ def finish(folder: Path, compiled: Mapping[str, float], drawn: bool = True) -> R
     record = read(folder)
     (problem,) = summary.problems([record])
     methods = [_method_summary(m, problem, compiled[m.label]) for m in summary.methods([record])]
+    for method in methods:
+        if (about := classes.described(record, method["label"])) is not None:
+            method["classes"] = about
     content: dict[str, Any] = {"name": record.name, "judged": summary.judged(problem), "methods": methods}
     rows = sum(len(run.history["round"]) for run in record.runs)
     content |= {"rows": rows, "tables": clients.digests(folder)}

@@ -97,6 +97,10 @@ class Metric:
         """Sums of the labels alone, which no model changes: made once, on the host, in float64. Default: none."""
         return ()
 
+    def joined(self, one: Sums, other: Sums) -> Sums:
+        """What :meth:`labels` gave at two places, as one. Default: their sum."""
+        return added(one, other)
+
     def value(self, sums: Sums, labels: Sums = ()) -> float:
         """The value of a total of sums, NumPy arrays of float64 and int64; not-a-number where it is undefined."""
         raise NotImplementedError

@@ -1,6 +1,7 @@
 """Metrics of probabilities: means over examples, and calibration."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +10,10 @@ from fedax.metrics.base import (
     Array,
     Metric,
     Sums,
+    are_classes,
+    are_probabilities,
+    as_outputs,
+    checked,
     each_weight,
     functions_of,
     log_odds,
@@ -44,10 +49,21 @@ class _MeanOverExamples(Metric):
 class LogLoss(_MeanOverExamples):
     """Cross-entropy, −log of the probability of the true class, without any penalty; a mean over the labels.
 
+    Called with probabilities, it clips them to [ε, 1 − ε], with ε that of their type, as scikit-learn's does.
+
     Example:
-        >>> round(LogLoss()([0, 1], [0.2, 0.9]), 4)
-        0.1643
+        >>> round(LogLoss()([0, 1], [0.2, 0.9]), 4), round(LogLoss()([1], [0.0]), 4)
+        (0.1643, 36.0437)
     """
+
+    def __call__(self, y_true: Any, y_score: Any, sample_weight: Any = None) -> float:
+        """As in :class:`fedax.metrics.Metric`; probabilities of 0 and 1 are clipped."""
+        y, score, weights = checked(self, y_true, y_score, sample_weight)
+        outputs = as_outputs(y, score)
+        if are_classes(y, score) or are_probabilities(y, score.astype(float)):
+            most = -np.log(np.finfo(score.dtype if score.dtype.kind == "f" else float).eps)
+            outputs = np.clip(outputs, -most, most)
+        return self.exact(outputs, y, weights)
 
     def _per_label(self, outputs: Array, y: Array) -> Array:
         f = functions_of(outputs)

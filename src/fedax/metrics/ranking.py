@@ -48,6 +48,20 @@ def bin_of(score: Array, bits: int) -> Array:
     return f.where(score < 0, half - 1 - beyond, half + beyond)
 
 
+def edges(bits: int) -> np.ndarray:
+    """The log-odds between the bins, [22·2^bits + 1] from −∞ to ∞: a bin has the scores from its lower one on.
+
+    Example:
+        >>> edges(bits=1)[[0, 20, 21, 22, 23, 24, 44]].tolist()
+        [-inf, -1.0, -0.5, 0.0, 0.5, 1.0, inf]
+        >>> bits, scores = 9, np.random.default_rng(0).normal(size=1000).astype(np.float32)
+        >>> bool((np.digitize(scores, edges(bits)[1:-1]) == bin_of(scores, bits)).all())
+        True
+    """
+    sizes = (_ONE + (np.arange(1, _OCTAVES << bits, dtype=np.int32) << (23 - bits))).view(np.float32).astype(float) - 1
+    return np.concatenate([[-np.inf], -sizes[::-1], [0.0], sizes, [np.inf]])
+
+
 class _RankingMetric(Metric):
     """A metric of two histograms, one for each label."""
 
@@ -94,8 +108,8 @@ class _RankingMetric(Metric):
             return np.nan
         order = np.argsort(score, kind="stable")
         score, y, weights = score[order], y[order], weights[order]
-        ends = np.append(np.flatnonzero(score[1:] != score[:-1]), len(score) - 1)
-        groups = [np.diff(np.cumsum(weights * (y == label))[ends], prepend=0) for label in (0, 1)]
+        starts = np.append(0, np.flatnonzero(score[1:] != score[:-1]) + 1)
+        groups = [np.add.reduceat(weights * (y == label), starts) for label in (0, 1)]
         with np.errstate(all="ignore"):
             return self._value_of_groups(*groups)
 

@@ -78,24 +78,36 @@ class R2(_ErrorMetric):
         return gap**2
 
     def labels(self, y: np.ndarray, weights: Array = None) -> Sums:
-        """The sums for the variance, in float64, since y may lie far from zero."""
+        """Count, mean and Σ(y − mean)², in float64: sums of squares would lose the variance of labels far from zero."""
         y = np.asarray(y, float)
-        weights = np.ones(len(y)) if weights is None else weights
-        each = weights.reshape(weights.shape + (1,) * (y.ndim - 1))
-        number = np.asarray(np.count_nonzero(weights), np.int64)
+        weights = np.ones(len(y)) if weights is None else np.asarray(weights, float)
+        counted = np.flatnonzero(weights)
+        y, each = y[counted], weights[counted].reshape(-1, *(1,) * (y.ndim - 1))
+        first = y[0] if len(y) else np.zeros(y.shape[1:])  # so that labels that are all the same give exactly 0
+        shift = np.divide((each * (y - first)).sum(axis=0), max(each.sum(), np.finfo(float).tiny))
         return {
-            "all": weights.sum(),
-            "number": number,
-            "sum": (each * y).sum(axis=0),
-            "square": (each * y**2).sum(axis=0),
+            "all": each.sum(),
+            "number": np.asarray(len(counted), np.int64),
+            "mean": first + shift,
+            "m2": (each * (y - first - shift) ** 2).sum(axis=0),
+        }
+
+    def joined(self, one: Sums, other: Sums) -> Sums:
+        """Moments of both together (Chan, Golub and LeVeque 1979)."""
+        if not one["number"] or not other["number"]:
+            return other if not one["number"] else one
+        gap, both = other["mean"] - one["mean"], one["all"] + other["all"]
+        return {
+            "all": both,
+            "number": one["number"] + other["number"],
+            "mean": one["mean"] + gap * (other["all"] / both),
+            "m2": one["m2"] + other["m2"] + gap**2 * (one["all"] * other["all"] / both),
         }
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
-        """The value from the sums of errors and of labels."""
+        """The value from the sums of errors and the moments of labels."""
         if labels["number"] < 2:
             return np.nan
-        left = np.asarray(sums["sum"], float)
-        spread = np.asarray(labels["square"] - labels["sum"] ** 2 / labels["all"])
-        alike = spread <= 1e-14 * labels["square"]
-        explained = 1 - left / np.where(alike, 1, spread)
-        return float(np.mean(np.where(alike, (left == 0).astype(float), explained)))
+        left, spread = np.asarray(sums["sum"], float), np.asarray(labels["m2"])
+        explained = 1 - left / np.where(spread > 0, spread, 1)
+        return float(np.mean(np.where(spread > 0, explained, (left == 0).astype(float))))

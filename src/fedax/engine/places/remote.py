@@ -56,6 +56,7 @@ from fedax.engine.places.questions import (
 from fedax.engine.plan import ExchangeForm
 from fedax.errors import NodeError
 from fedax.federation.participation import Full
+from fedax.metrics import AUC
 from fedax.metrics.base import Metric, added
 from fedax.tasks.task import Task
 from fedax.wire.wire import Wire
@@ -97,7 +98,10 @@ def _held_out_form(job: Job) -> dict[str, Tree]:
 def _together(task: Task, results: Sequence[tuple[int, Mapping[str, Tree]]]) -> dict[str, Tree]:
     """The figures of a held-out part over all nodes; ``results``: each node's number of examples, and its answer."""
     number = sum(n for n, _ in results)
-    labels = functools.reduce(added, [answer["labels"] for _, answer in results])
+    labels = {
+        name: functools.reduce(task.whole_metrics[name].joined, [answer["labels"][name] for _, answer in results])
+        for name in results[0][1]["labels"]
+    }
     figures: dict[str, Tree] = {}
     for name in results[0][1]["figures"]:
         if isinstance(task.metrics.get(name), Metric):
@@ -150,6 +154,7 @@ class Remote(HostServer):
         self._done = np.zeros(3, np.int64)
         self._traffic_before = (fleet.transport.sent, fleet.transport.received, fleet.waited)
         self._seconds = 0.0  # that rounds took since the last look
+        self.counts: dict[str, Tree] = {}  # of the last evaluation: part -> counts of scores
         # Of a run that continues the nodes have counted some rounds; whether they allow the rest shows in each round.
         checked = fleet.check(
             self._job_head, _columns_from_nodes(job), 0 if resumes else job.rounds, job.plan.task.frozen
@@ -236,6 +241,11 @@ class Remote(HostServer):
             results = [(self.fleet.held(which)[part], answer) for which, answer in answers.items()]
             if results:
                 held[part] = _together(job.plan.task, results)
+        self.counts = {
+            part: of_part["figures"]["auc"]["counts"]
+            for part, of_part in held.items()
+            if isinstance(job.plan.task.metrics.get("auc"), AUC) and not np.any(of_part["figures"]["auc"]["lost"])
+        }
         (row,) = measured(job, state.server, index, train, held)
         return [row | {"heard": heard_share}]
 

@@ -146,6 +146,9 @@ def _in_clients(section: DataSection, federation: Component) -> tuple[None, feda
     made, parameters = federation.bind(arguments, section="data")
     data, test = made if isinstance(made, tuple) else (made, None)
     data = data if federation.make is folder and section.weights == "sizes" else _weighted(data, section.weights)
+    label = None if data.transform is None else data.transform.label
+    if "positive" in federation.arguments and not parameters.get("transform") and label and label.positive:
+        parameters["positive"] = label.positive  # the rarer class now, whatever is added to the files
     return None, data, test, {"name": federation.name, **parameters, "weights": section.weights}
 
 
@@ -197,13 +200,13 @@ def number_of_classes(pooled: Any, data: fedax.FederatedData | Census) -> int | 
     return int(labels.max()) + 1 if are_classes else None
 
 
-def class_names(data: fedax.FederatedData) -> list[str] | None:
-    """The names of the classes of clients' examples; ``None`` where there are no classes."""
-    labels = data.examples.get("y")
-    if labels is None or labels.ndim != 1:
-        return None
+def class_names(data: fedax.FederatedData | Census) -> list[str] | None:
+    """The names of the classes of clients' examples; ``None`` where there are no classes, or nodes do not name them."""
     if data.transform is not None and data.transform.label is not None:
         return None if data.transform.classes is None else list(data.transform.classes)
+    labels = None if isinstance(data, Census) else data.examples.get("y")
+    if labels is None or labels.ndim != 1:
+        return None
     values = np.unique(labels)
     return [f"{value:g}" for value in values] if len(values) <= 100 else None
 

@@ -293,7 +293,7 @@ def build_all(
         data_config["seed"] = first.data.seed
     if first.data.split is not None:
         data_config["split"]["seed"] = first.data.split.seed
-    names_of_classes = None if isinstance(data, Census) else class_names(data)
+    names_of_classes = class_names(data)
 
     def experiment(made: CheckedSettings) -> Experiment:
         for sizes_of_seed in sizes:

@@ -3,7 +3,7 @@
 import html
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -349,6 +349,31 @@ def _sweep_map(record: Record, panel: dict[str, Any]) -> str:
 def _spot(x: float, y: float, text: str) -> list[Any]:
     """A point with a tooltip: its position in thousandths from the upper left corner, and the text."""
     return [round(1000 * x), round(1000 * (1 - y)), text] if math.isfinite(x + y) else [-1, -1, text]
+
+
+# ---- classes
+
+
+def reliability(bins: Mapping[str, np.ndarray], labels: Sequence[str]) -> str:
+    """How often a class occurs against its probability, a line for each method.
+
+    Args:
+        bins: method -> [3, 10] rows by their probability: how many, Σ probability, and how many are of the class.
+        labels: of all methods, in the order of their colours.
+    """
+    x = y = Scale(0.0, 1.0)
+    field, legend, spots = f'<path class="rule" d="{svg.path([0, 1], [0, 1])}"/>', "", []
+    for label, (number, said, so) in bins.items():
+        k, some = labels.index(label) if label in labels else None, np.flatnonzero(number)
+        p, share = said[some] / number[some], so[some] / number[some]
+        field += f'<g class="{_colour(k)}"><path class="line" d="{svg.path(p, share)}"/>'
+        field += f'<path class="dots" d="{svg.dots(p, share)}"/></g>'
+        legend += f"<span>{key(k)}{html.escape(label)}</span>"
+        for u, v, n in zip(p, share, number[some], strict=True):
+            spots.append(_spot(u, v, f"{label}: {n:.0f} rows\nmean probability {u:.3f}, share {v:.3f}"))
+    about = "How often the class occurs against its probability"
+    picture = svg.frame(about, x, y, field, height=300, x_name="mean probability", y_name="share that is so")
+    return _figure(f'<p class="keys">{legend}</p>{picture}', about, spots=spots)
 
 
 # ---- clients

@@ -11,7 +11,7 @@ import numpy as np
 import fedax
 from fedax.columns import TIME, better, describe, show, show_parts
 from fedax.errors import UNSEEN
-from fedax.experiments import clients, diagnosis, noted, own, summary, sweeps, tables, toml
+from fedax.experiments import classes, clients, diagnosis, noted, own, summary, sweeps, tables, toml
 from fedax.experiments.config.sections import PYTHON
 from fedax.experiments.report import charts, privacy, svg
 from fedax.experiments.runs import Path, Record, lost
@@ -50,6 +50,7 @@ def render(records: Sequence[Record], *, target: Aim | None = None, opening: Seq
     title = " and ".join(r.folder.name for r in records) if several else first["name"]
     parts = {
         "results": "".join(_results(problem, aims[k], k, problems) for k, problem in enumerate(problems)),
+        "classes": _sections("classes", records, _classes),
         "sweep": _sections("sweep", records, _sweep),
         "curves": _curves(problems),
         "privacy": _sections("privacy", records, _privacy),
@@ -73,7 +74,7 @@ def render(records: Sequence[Record], *, target: Aim | None = None, opening: Seq
         "style": style(),
         "script": file("page.js"),
     }
-    for name in ("verdict", "results", "sweep", "privacy", "diagnosis", "clients"):
+    for name in ("verdict", "results", "classes", "sweep", "privacy", "diagnosis", "clients"):
         fields[name] = fields[name].replace(" %", "\u00a0%")  # no line breaks between a number and its unit
     return filled(file("page.html"), fields).translate(UNSEEN)
 
@@ -82,6 +83,7 @@ _MISSING = 3  # more sentences about missing files are folded
 
 _PARTS = {
     "results": "Final figures",
+    "classes": "Classes",
     "sweep": "Sweep",
     "curves": "Curves",
     "privacy": "Privacy",
@@ -193,6 +195,8 @@ def _results(problem: ProblemResults, aim: Target | None, k: int, problems: Sequ
     swept = any("sweep" in record.config for record in problem.records)
     note = "Of a sweep, the best point of each method. " if swept else ""
     note += " ".join(summary.legend(problem))
+    if positive := clients.positive_text(problem.records[0], summary.table_order(problem)):
+        note += f" {positive}"
     majority = problem.records[0].about.get("majority")
     if majority is not None:
         note += f" {clients.majority_text(majority)}"
@@ -325,6 +329,70 @@ def _cost(method: Method, column: str) -> str:
     down, up = (show(f"{column}_{way}", method.cost(f"{column}_{way}")) for way in ("down", "up"))
     number, _, unit = down.partition(" ")
     return f"{number} + {up}" if up.endswith(f" {unit}") else f"{down} + {up}"
+
+
+# ---- classes
+
+
+def _classes(record: Record) -> str:
+    """What the final models decide for the test rows: recall and precision by class, confusion, and calibration."""
+    found = {label: classes.of_method(record, label) for label in record.labels}
+    found = {label: of_seeds for label, of_seeds in found.items() if of_seeds}
+    if not found:
+        return ""
+    names = classes.names_of(record, next(iter(found.values())))
+    two, seeds = len(names) == 2, max(map(len, found.values()))
+    note = f"Of the test rows of all clients; means over {seeds} seeds. " if seeds > 1 else "Of the test rows. "
+    if two and any(np.isfinite(each.threshold) for of_seeds in found.values() for each in of_seeds):
+        rows, positive = (
+            np.mean([each.chosen for each in next(iter(found.values()))], axis=0) @ k for k in ([1, 1], [0, 1])
+        )
+        note += f"A row is decided for class {names[1]} from the threshold on, the probability with the best F1 on the "
+        note += f"{rows:.0f} validation rows ({positive:.0f} of class {names[1]}). It is saved with the model, and "
+        note += "fedax predict decides by it. "
+    else:
+        note += "A row is decided for its most probable class. "
+    note += "Recall: of the rows of a class, the share that is decided so. Precision: of the rows that are decided so, "
+    note += "the share that is of the class."
+    table, heads = [], ["Method"]
+    for label, of_seeds in found.items():
+        figures = classes.figures(names, of_seeds)
+        heads = ["Method", *figures]
+        cells = [_cell("threshold" if name == "Threshold" else "accuracy", v) for name, v in figures.items()]
+        table.append(("", [(cell, "") for cell in (html.escape(label), *cells)]))
+    text = f'<p class="note">{html.escape(note)}</p>{tabular(heads, table)}'
+    of = f"class {names[1]}" if two else "the most probable class"
+    about = f"How often {of} occurs among the test rows to which the model gives such a probability of it; on the line "
+    about += "they are equal. The calibration error is the mean distance over all rows; bins of few rows scatter."
+    colours = [method["label"] for method in record.config["methods"]]
+    summed = {label: classes.bins(of_seeds) for label, of_seeds in found.items()}
+    text += _plot(html.escape(f"Calibration: probability of {of}"), charts.reliability(summed, colours), html.escape(about))
+    for k, (label, of_seeds) in enumerate(found.items()):
+        rows = "" if seeds == 1 else f", the rows of {len(of_seeds)} seeds together"
+        inside = _confusion(names, classes.confusion(of_seeds)) + _calibration(of, summed[label])
+        opened = " open" * (k == 0 and len(names) <= charts.MANY)
+        text += f"<details{opened}><summary>{html.escape(f'{label}: counts{rows}')}</summary>{inside}</details>"
+    return text
+
+
+def _confusion(names: Sequence[str], counts: np.ndarray) -> str:
+    """The table of decisions by class, with recall at the right and precision below."""
+    right, true, said = np.diag(counts), counts.sum(1), counts.sum(0)
+    shares = [
+        [show("accuracy", a / b) if b else "–" for a, b in zip(right, each, strict=True)] for each in (true, said)
+    ]
+    rows = [[f"class {name}", *map(thousands, counts[c].tolist()), shares[0][c]] for c, name in enumerate(names)]
+    return table_of_texts(["Test rows of", *(f"decided for {name}" for name in names), "Recall"],
+                          [*rows, ["Precision", *shares[1], ""]])  # fmt: skip
+
+
+def _calibration(of: str, bins: np.ndarray) -> str:
+    rows = []
+    for k, (number, said, so) in enumerate(bins.T):
+        each = [show("accuracy", value / number) if number else "–" for value in (said, so)]
+        low, high = (100 * place // bins.shape[1] for place in (k, k + 1))
+        rows.append([f"{low} to {high} %", thousands(int(number)), *each])
+    return table_of_texts([f"Probability of {of}", "Test rows", "Mean probability", "Share that is so"], rows)
 
 
 # ---- sweep

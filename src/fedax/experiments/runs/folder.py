@@ -24,7 +24,7 @@ LOCK = ".lock"
 KEY = secret.FILE
 TRACEBACK = "traceback-"  # the prefix of files that unexpected errors leave
 ARRIVALS = "arrivals"  # the folder of the traces of runs at nodes whose server does not wait
-FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines", "examples")
+FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines", "examples", "classes")
 
 
 def new_folder(out: str | Path | None, name: str) -> Path:

@@ -116,6 +116,7 @@ def lost(record: Record) -> list[str]:
                 sentences.append(f"{label}, seed {seed}: its model, {path.name}, is missing.")
             files = {path: "model", model_path(record.folder, label, seed, best=True): "model"}
             files |= {record.folder / "examples" / path.name: "values of held-out examples"}
+            files |= {record.folder / "classes" / path.name: "decisions for held-out examples"}
             for file, what in files.items():
                 if file.is_file() and (wrong := damage(file, said(record.folder, file))) is not None:
                     sentences.append(f"{label}, seed {seed}: its {what}, {file.name}, is {wrong}.")
