@@ -6,6 +6,7 @@ import pytest
 import fedax
 from fedax import data
 from fedax.errors import DataError
+from fedax.experiments import build, execute, new_folder, read_toml
 
 ROWS = {  # age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, slope, ca, thal, num
     "cleveland": [
@@ -112,3 +113,71 @@ def test_test_rows_are_scaled_by_their_hospital_or_by_all(data_folder):
 def test_another_seed_is_another_split(data_folder):
     parts = [data.fed_heart_disease(seed=seed)[0].examples["x"] for seed in (0, 1, 1)]
     assert not np.array_equal(parts[0], parts[1]) and np.array_equal(parts[1], parts[2])
+
+
+def flamby(folder):
+    """FLamby's dataset.py, transcribed: features scaled by hospital and by all, labels, hospitals, training rows."""
+    import pandas as pd
+    from sklearn.model_selection import train_test_split
+
+    features, labels, hospitals, training = [], [], [], []
+    for k, name in enumerate(ROWS):
+        table = pd.read_csv(folder / "heart" / f"processed.{name}.data", header=None)
+        table = table.replace("?", np.nan).drop([10, 11, 12], axis=1).dropna(axis=0).apply(pd.to_numeric)
+        ill = (table.iloc[:, -1] > 0).to_numpy().astype(int)
+        strata = ill if all((ill == level).sum() > 2 for level in np.unique(ill)) else None
+        sizes = {"test_size": 1.0 - 0.66, "train_size": 0.66}
+        chosen, _ = train_test_split(np.arange(len(ill)), **sizes, random_state=43, shuffle=True, stratify=strata)
+        features.append(table.iloc[:, :-1])
+        labels.append(ill)
+        hospitals += [k] * len(ill)
+        training.append(np.isin(np.arange(len(ill)), chosen))
+    x = pd.get_dummies(pd.concat(features, ignore_index=True), columns=[2, 6], drop_first=True).to_numpy(float)
+    y, hospitals, training = np.concatenate(labels), np.array(hospitals), np.concatenate(training)
+    by_hospital = np.zeros_like(x)
+    for k in range(4):
+        rows = x[training & (hospitals == k)]
+        by_hospital[hospitals == k] = (x[hospitals == k] - rows.mean(0)) / (rows.std(0, ddof=1) + 1e-9)
+    by_all = (x - x[training].mean(0)) / (x[training].std(0, ddof=1) + 1e-9)
+    return by_hospital, by_all, y, hospitals, training
+
+
+def test_rows_are_those_of_the_benchmark(data_folder):
+    by_hospital, by_all, y, hospitals, training = flamby(data_folder)
+    train, test = data.fed_heart_disease(scale_test="pooled", seed=43)
+
+    def rows(x):
+        """In any order, and with the features in any order."""
+        return {tuple(row) for row in np.sort(np.asarray(x, np.float64).round(3) + 0.0)}
+
+    for k in range(4):
+        at = hospitals == k
+        assert rows(train.client(k)["x"][:, :13]) == rows(by_hospital[at & training])
+        assert rows(test.client(k)["x"][:, :13]) == rows(by_all[at & ~training])
+
+
+def test_the_recipe_is_as_good_as_the_benchmark_s_loop_from_the_same_start(data_folder, tmp_path):
+    """From weights of 0; FLamby starts at random ones (docs/results/recipes.md)."""
+    by_hospital, by_all, y, hospitals, training = flamby(data_folder)
+    generator, w = np.random.default_rng(0), np.zeros(14)
+    ones = np.ones((len(y), 1))
+    order = {k: np.zeros(0, int) for k in range(4)}
+    for _ in range(15):
+        change = np.zeros(14)
+        for k in range(4):
+            x, labels = np.hstack([by_hospital, ones])[training & (hospitals == k)], y[training & (hospitals == k)]
+            local = w.copy()
+            for _ in range(100):
+                order[k] = order[k] if len(order[k]) else generator.permutation(len(labels))
+                at, order[k] = order[k][:4], order[k][4:]
+                local -= 0.001 * x[at].T @ (1 / (1 + np.exp(-x[at] @ local)) - labels[at]) / len(at)
+            change += len(labels) / training.sum() * (local - w)
+        w += change
+    right = ((np.hstack([by_all, ones]) @ w > 0) == y)[~training].mean()
+
+    config = read_toml("flamby-heart")
+    config["methods"] = [each for each in config["methods"] if each["name"] in ("fedavg", "fedadam")]
+    config["run"]["seeds"] = 2
+    record = execute(build(config), new_folder(tmp_path / "run", "flamby"))
+    last = {run.label: run.history["test_accuracy"][-1] for run in record.runs}
+    assert abs(last["fedavg"] - right) < 0.015 and 0.77 < last["fedadam"] < 0.805
