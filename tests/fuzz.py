@@ -545,6 +545,16 @@ def read_medmnist(folder: Path, content: bytes) -> Any:
     return load("pathmnist")(folder)
 
 
+PATIENTS = b"63.0,1,4,140,260,0,1,112,1,3,2,?,?,2\n44,1,4,130,0,?,1,127,1,1.5,2,0,3.0,0\n" * 3
+
+
+def read_heart(folder: Path, content: bytes) -> Any:
+    for name in ("cleveland", "hungarian", "switzerland"):
+        write(folder / "heart" / f"processed.{name}.data", PATIENTS)
+    write(folder / "heart" / "processed.va.data", content)
+    return load("heart")(folder)
+
+
 def read_config(folder: Path, content: bytes) -> Any:
     """What a configuration names is never imported: ``mine.py`` is there, and nobody has allowed it."""
     from fedax.errors import ConfigError
@@ -1284,6 +1294,7 @@ def readers() -> dict[str, Callable[[], Reader]]:
         "medmnist": lambda: Reader(
             read_medmnist, [npz(save, **slides) for save in (np.savez, compressed)], archive, DEFLATE
         ),
+        "heart": lambda: Reader(read_heart, [PATIENTS], plain, 8, 2_000_000),
         "config": lambda: Reader(
             read_config, [CONFIG, CONFIG + SWEEP, CONFIG + b"\x00set\n" + OVERRIDES, OWN_CODE], plain, 1, 8_000_000
         ),

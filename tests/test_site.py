@@ -137,6 +137,18 @@ def test_a_cell_that_fails_fails_the_build(tmp_path):
         notebooks.execute(str(tmp_path / "lesson.ipynb"))
 
 
+def test_the_hospitals_tutorial_says_what_is_missing_where_and_predicts(data_folder):
+    text = notebooks.markdown(notebooks.execute("docs/tutorials/hospitals.ipynb"), pages.ROOT / "hospitals.md")
+    assert "'chol'" in text and "switzerland (100 %)" in text and "3 predictions: predicted.csv" in text
+    assert "trestbps: 1 is far outside of training" in text
+
+
+def test_a_tutorial_that_needs_data_is_shown_without_outputs_where_there_are_none(monkeypatch):
+    monkeypatch.delenv("FEDAX_DATA", raising=False)
+    text = notebooks.markdown(notebooks.execute("docs/tutorials/hospitals.ipynb"), pages.ROOT / "hospitals.md")
+    assert "FEDAX_DATA" in text.split("##")[0] and "fedax compare heart" in text and ".output" not in text
+
+
 def test_every_recipe_is_on_a_page():
     from fedax.experiments import recipes
 

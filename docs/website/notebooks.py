@@ -16,8 +16,14 @@ SECONDS = 120  # for one cell, on a busy machine
 RARELY = "--IPKernelApp.exec_lines=import gc; gc.set_threshold(50_000, 10, 10)"
 
 
+def missing(notebook: Any) -> str | None:
+    """The environment variable that a notebook needs, by its metadata, and that is not set."""
+    needed = notebook.metadata.get("fedax", {}).get("needs")
+    return None if needed is None or os.environ.get(needed) else str(needed)
+
+
 def execute(notebook: str) -> Any:
-    """The notebook with its outputs, from a kernel in an empty folder.
+    """The notebook with its outputs, from a kernel in an empty folder; without them where something is :func:`missing`.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell failed.
@@ -27,6 +33,10 @@ def execute(notebook: str) -> Any:
     from traitlets.config import Config
 
     content = nbformat.read(ROOT / notebook, as_version=4)
+    if (needed := missing(content)) is not None:
+        way_out = f"*Shown without outputs: this site was built where `{needed}` is not set.*"
+        content.cells.insert(1, nbformat.v4.new_markdown_cell(way_out))
+        return content
     source = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
     commands = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = {"PYTHONPATH": source, "PATH": commands, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}  # of frozen modules

@@ -371,7 +371,15 @@ def loaded_once():
 @pytest.mark.parametrize("name", recipes())
 def test_recipes_are_good_configurations(name, request, loaded_once):
     config = read_toml(name)
-    if config["data"]["name"] in ("mnist", "fashion_mnist", "cifar10", "a9a", "w8a", "noiseless_regression"):
+    if config["data"]["name"] in (
+        "mnist",
+        "fashion_mnist",
+        "cifar10",
+        "a9a",
+        "w8a",
+        "noiseless_regression",
+        "fed_heart_disease",
+    ):
         request.getfixturevalue("data_folder")
     assert build(config).config["name"] == name
 

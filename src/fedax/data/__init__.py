@@ -8,6 +8,7 @@ import numpy as np
 from fedax.data.federated import FederatedData
 from fedax.data.generators import linear_regression, quadratics, sparse_regression, synthetic
 from fedax.data.hdf5 import from_tff_hdf5
+from fedax.data.heart import fed_heart_disease, heart
 from fedax.data.overview import Note, Overview, overview
 from fedax.data.partitions import (
     by_column,
@@ -54,6 +55,7 @@ __all__ = [
     "dirichlet",
     "dirichlet_labels",
     "dominant",
+    "fed_heart_disease",
     "fit",
     "folder",
     "from_arrow",
@@ -63,6 +65,7 @@ __all__ = [
     "from_parquet",
     "from_tff_hdf5",
     "growing",
+    "heart",
     "iid",
     "inner_dirichlet",
     "linear_regression",
@@ -162,6 +165,8 @@ FEDERATIONS.add("parquet", from_parquet, "your own clients' Parquet files", fixe
 FEDERATIONS.add(
     "arrow", from_arrow, "Arrow files, as Hugging Face and flwr-datasets write them", fixed={"transform": None}
 )
+FEDERATIONS.add("heart", heart, SETS.get("heart").summary)
+FEDERATIONS.add("fed_heart_disease", fed_heart_disease, "heart as FLamby's benchmark prepares it")
 FEDERATIONS.add("images", from_image_folders, "your own clients' pictures, in folders <client>/<class>")
 FEDERATIONS.add("hdf5", from_tff_hdf5, "an HDF5 file of TensorFlow Federated: EMNIST, CIFAR-100, Shakespeare")
 FEDERATIONS.add(

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 
+from fedax.data.federated import FederatedData
 from fedax.data.formats import npz_names, read_cifar10, read_idx, read_leaf, read_libsvm, read_npz, room
 from fedax.errors import DataError, complete
 from fedax.files import regular
@@ -72,13 +73,20 @@ class Dataset:
         return f"Dataset({self.name}: {len(self.train['y'])} training and {test} test examples{groups})"
 
 
+@overload
+def load(name: Literal["heart"], folder: str | os.PathLike | None = None) -> FederatedData: ...  # type: ignore[overload-overlap]
+@overload
+def load(name: str, folder: str | os.PathLike | None = None) -> Dataset: ...
 @complete
-def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
+def load(name: str, folder: str | os.PathLike | None = None) -> Dataset | FederatedData:
     """A data set by name, from files that you have; nothing is downloaded.
 
     Args:
         name: one of :func:`available`; ``digits`` needs no file.
         folder: where the files are. Default: the environment variable ``FEDAX_DATA``.
+
+    Returns:
+        The pooled examples; of ``heart``, which comes in clients, those of :func:`fedax.data.heart`.
 
     Raises:
         ConfigError: no such name.
@@ -95,6 +103,10 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
     known = _SETS[name]
     if name == "digits":
         return Dataset(name, *_digits(), known.classes)
+    if name == "heart":
+        from fedax.data.heart import heart  # it imports from here
+
+        return heart(folder)
     given = folder if folder is not None else os.environ.get("FEDAX_DATA")
     if given:
         for read in known.readers:
@@ -105,8 +117,14 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
             if parts is not None:
                 train, test, groups = parts
                 return Dataset(name, train, test, known.classes, groups)
+    raise nothing_of(name, given)
+
+
+def nothing_of(name: str, given: str | os.PathLike | None) -> DataError:
+    """The error for a data set whose files are not in the folder ``given``."""
+    known = _SETS[name]
     looked = f"nothing of it in {Path(given).absolute()}" if given else "no folder given, and FEDAX_DATA is not set"
-    raise DataError(f"{name}: {looked}. These files there would do: {known.files}. Get them from {known.page}")
+    return DataError(f"{name}: {looked}. These files there would do: {known.files}. Get them from {known.page}")
 
 
 def available() -> dict[str, str]:
@@ -446,6 +464,12 @@ _SETS = {
         (partial(_csr_npz, file="a9a.npz", features=123), partial(_libsvm_text, name="a9a", features=123)),
         "a9a (or .txt, .gz, .bz2), with a9a.t if there is one; a9a.npz",
         _LIBSVM_PAGE,
+    ),
+    "heart": _Known(
+        "heart disease at four hospitals, each with its own gaps; 920 patients, 13 columns, 2 classes",
+        2,
+        files="heart/processed.cleveland.data, processed.hungarian.data, processed.switzerland.data, processed.va.data",
+        page="https://archive.ics.uci.edu/dataset/45/heart+disease",
     ),
 }
 

@@ -18,6 +18,8 @@ TASKS_OF = {
     "pathmnist": "cnn",
     "w8a": "logistic_regression",
     "a9a": "logistic_regression",
+    "heart": "softmax_regression",
+    "fed_heart_disease": "logistic_regression",
     "shakespeare": "char_lstm",
     "synthetic": "softmax_regression",
     "quadratics": "quadratic",
@@ -66,6 +68,13 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
         "run": {"rounds": 30, "batch_size": 32},
         "lr": 0.05,
     },
+    "heart": _USER_DATA | {"data": _HELD_OUT},
+    "fed_heart_disease": {
+        "data": {"seed": 43},
+        "work": {"kind": "steps", "steps": 100},
+        "run": {"rounds": 15, "batch_size": 4},
+        "lr": 0.001,
+    },
     "folder": _USER_DATA,
     "csv": _USER_DATA | {"data": _HELD_OUT},
     "parquet": _USER_DATA | {"data": _HELD_OUT},
@@ -81,7 +90,7 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
 }
 
 
-OWN_TABLES = ("folder", "csv", "parquet", "arrow", "images", "hdf5")  # data of the user's: clients are given, not drawn
+OWN_TABLES = ("folder", "csv", "parquet", "arrow", "images", "hdf5", "heart")  # clients are given, not drawn
 _SMALL = 2**25  # examples × parameters; an epoch of ten splits takes a second or so
 _SPLITS, _SEEDS = 10, 3
 

@@ -9,7 +9,7 @@ from fedax.data import Overview
 from fedax.experiments.config.sections import PYTHON
 from fedax.experiments.runs import Record
 
-_READERS = ("csv", "parquet", "arrow")
+_READERS = ("csv", "parquet", "arrow", "heart")
 
 
 def overview_of(record: Record) -> Overview | None:
