@@ -151,9 +151,10 @@ def test_predictions_have_the_decision_and_its_threshold(done, tmp_path):
     rows.to_csv(tmp_path / "new.csv", index=False)
     predictions.predict_file(model, tmp_path / "new.csv", tmp_path / "out.csv")
     table = pandas.read_csv(tmp_path / "out.csv")
-    assert [*table.columns] == ["prediction", "p nein", "p ja", f"decision (p ja ≥ {model.threshold:.4g})", "doubts"]
+    assert [*table.columns] == ["prediction", "p nein", "p ja", "threshold", "decision", "doubts"]
+    assert (table["threshold"] == model.threshold).all()
     due = np.where(table["p ja"] >= model.threshold, "ja", "nein")
-    assert (table.iloc[:, 3] == due).all() and {*due} == {"ja", "nein"}
+    assert (table["decision"] == due).all() and {*due} == {"ja", "nein"}
     assert model.threshold < 0.5 and (table["prediction"] == np.where(table["p ja"] > 0.5, "ja", "nein")).all()
     model.save(tmp_path / "again.safetensors")
     assert fedax.load_model(tmp_path / "again.safetensors").threshold == model.threshold

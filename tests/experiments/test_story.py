@@ -95,7 +95,7 @@ def test_new_patients(story, tmp_path):
     new.to_csv(tmp_path / "new.csv", index=False)
     assert "50 predictions" in command("predict", model, tmp_path / "new.csv", "--out", tmp_path / "p.csv")
     found = pandas.read_csv(tmp_path / "p.csv", dtype={"patient": str})
-    assert list(found.columns) == ["patient", "prediction", "p no", "p yes", "doubts"]
+    assert list(found.columns) == ["patient", "prediction", "p no", "p yes", "threshold", "decision", "doubts"]
     assert found["doubts"][4] == "ward is an unknown category"
     assert found["patient"].tolist() == new["patient"].tolist()  # as they were written
     with pytest.warns(fedax.DoubtfulWarning, match="ward: 1 is a category"):

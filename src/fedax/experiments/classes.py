@@ -211,6 +211,8 @@ def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
     model = model_path(folder, label, seed)
     params = read_model(model, experiment.task.entire.form(), said(folder, model))
     _, val, test = experiment.split(seed)
+    if fedax.load_model(model, whole_task(experiment.task)).threshold is None:  # as of an older version
+        val = None
     write(experiment, folder, label, seed, decided(experiment, params, val, test))
 
 

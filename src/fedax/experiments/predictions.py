@@ -46,10 +46,10 @@ def predict_file(
     """Predict for each row of a file, and write a table of the predictions.
 
     The table has a row for each row of ``source``, in its order: the columns of the source that the model leaves aside,
-    such as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; where a
-    threshold was chosen with the model, ``decision (p <class> ≥ threshold)``, the class by it; and of a table
-    ``doubts``, what of the row training had nothing like (:meth:`fedax.Model.doubts`). In names of columns and classes
-    control characters are spelled out, and ``'`` is put before what a spreadsheet would take for a formula. The cells
+    such as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; where one
+    was chosen with the model, the ``threshold`` of the last of two classes, and ``decision``, the class by it; and of a
+    table ``doubts``, what of the row training had nothing like (:meth:`fedax.Model.doubts`). In names of columns and
+    classes control characters are spelled out, and ``'`` is put before what a spreadsheet would take for a formula. The cells
     that are left aside are copied as they are.
 
     Args:
@@ -121,7 +121,7 @@ def predict_file(
         if model.threshold is not None and probabilities.shape[1] == 2:
             negative, positive = (names[0], names[1])
             decided = np.where(probabilities[:, 1] >= model.threshold, positive, negative)
-            columns[f"decision (p {positive} ≥ {model.threshold:.4g})"] = decided
+            columns |= {"threshold": np.full(len(decided), model.threshold), "decision": decided}
     elif columns["prediction"].ndim > 1:
         flat = columns.pop("prediction").reshape(len(batch["x"]), -1)
         columns |= {f"prediction {k}": flat[:, k] for k in range(flat.shape[1])}

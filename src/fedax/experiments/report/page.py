@@ -366,7 +366,9 @@ def _classes(record: Record) -> str:
     about += "they are equal. The calibration error is the mean distance over all rows; bins of few rows scatter."
     colours = [method["label"] for method in record.config["methods"]]
     summed = {label: classes.bins(of_seeds) for label, of_seeds in found.items()}
-    text += _plot(html.escape(f"Calibration: probability of {of}"), charts.reliability(summed, colours), html.escape(about))
+    text += _plot(
+        html.escape(f"Calibration: probability of {of}"), charts.reliability(summed, colours), html.escape(about)
+    )
     for k, (label, of_seeds) in enumerate(found.items()):
         rows = "" if seeds == 1 else f", the rows of {len(of_seeds)} seeds together"
         inside = _confusion(names, classes.confusion(of_seeds)) + _calibration(of, summed[label])
