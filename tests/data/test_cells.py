@@ -407,3 +407,11 @@ def test_a_mark_of_a_missing_value_among_the_labels_is_a_class_that_is_noted():
     assert read.transform.classes == ("NA", "no", "yes")
     (note,) = (each for each in read.overview.notes if each.column == "ill")
     assert note.looks == "unread" and "north (25 %)" in note.why and "south" not in note.why
+
+
+def test_whole_numbers_that_only_differ_beyond_a_float_s_digits_are_not_all_the_same(folder):
+    few, many = [2**53, 2**53 + 1], [10**24 + k for k in range(30)]
+    rows = "\n".join(f"{few[k % 2]},{many[k]},{k},{'ab'[k % 3 > 0]}" for k in range(30))
+    read = data.from_csv(folder(a=f"insurer,person,x,y\n{rows}\n"), label="y")
+    assert read.transform.features[:2] == ("insurer = 9007199254740992", "insurer = 9007199254740993")
+    assert "identify rows" in read.transform.dropped["person"]

@@ -568,6 +568,8 @@ def _decide(name: str, facts: Sequence[Facts], chosen: str | None, scaled: bool)
         truths = texts != "truth" and any(each.truth == "words" for each in facts)  # at some clients only
         many = max(each.different for each in facts) > _FEW and total[likely] >= 0.5 * said
         kind = likely.removesuffix("s") if (total[likely] >= 0.9 * said or many) and said and not truths else "category"
+        if kind == "number" and _differ_beyond_floats(facts):
+            kind = "category"
     if kind == "category":
         if chosen is None and (why := identifying(facts)):
             return why
@@ -583,6 +585,12 @@ def _decide(name: str, facts: Sequence[Facts], chosen: str | None, scaled: bool)
     if std <= 1e-12 * abs(mean):
         return Planned(kind, mean, 0.0, True, texts) if missing else "all values are the same"  # type: ignore[arg-type]
     return Planned(kind, mean, std, missing, texts)  # type: ignore[arg-type]
+
+
+def _differ_beyond_floats(facts: Sequence[Facts]) -> bool:
+    """Whether these are whole numbers of more digits than a float has, and differ in those alone: names of things."""
+    n, mean, m2 = merge([each.moments("number") for each in facts])
+    return n > 0 and abs(mean) >= 2**53 and m2 <= (1e-12 * mean) ** 2 * n and any(each.different > 1 for each in facts)
 
 
 def identifying(facts: Sequence[Facts]) -> str | None:
