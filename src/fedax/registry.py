@@ -327,7 +327,7 @@ def _read(value: Any, kind: Any) -> Any:
         return str(value) if is_whole else value if isinstance(value, str | os.PathLike) else None
     if get_origin(kind) is Sequence:
         texts = [_read(each, str) for each in value] if isinstance(value, list | tuple) else [None]
-        return None if None in texts else texts
+        return None if None in texts else type(value)(texts)
     table = {key: _read(each, str) for key, each in value.items()} if isinstance(value, Mapping) else {"": None}
     return None if None in table.values() else table
 
