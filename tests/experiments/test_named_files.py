@@ -1,5 +1,6 @@
 """fedax compare FILES: which data set they are, what the run is called, and what the options set."""
 
+import json
 import pathlib
 import re
 
@@ -148,3 +149,23 @@ def test_files_give_the_run_that_their_configuration_gives(here):
     pandas.testing.assert_frame_equal(
         *(pandas.DataFrame(each.runs[0].history).drop(columns="seconds") for each in (new, old))
     )
+
+
+def test_a_default_cohort_is_all_clients_where_they_are_fewer(here, monkeypatch):
+    """A file of LEAF with two writers, of whom ten a round would be drawn."""
+    (here / "femnist" / "data" / "train").mkdir(parents=True)
+    users = {name: {"x": [[0.0] * 784] * 4, "y": [0, 1, 2, 3]} for name in ("f0", "f1")}
+    leaf = {"users": [*users], "num_samples": [4, 4], "user_data": users}
+    (here / "femnist" / "data" / "train" / "a.json").write_text(json.dumps(leaf))
+    monkeypatch.setenv("FEDAX_DATA", str(here))
+    arguments = ["femnist", "--by", "writer", *QUICK, "--set", "task.name=softmax_regression"]
+    assert compare(*arguments).exit_code == 0
+    assert read("runs/compare-femnist-1").config["participation"] == {"kind": "full"}
+    given = compare(*arguments, "--set", "participation.size=3")
+    assert given.exit_code == 2 and "participation.size = 3" in given.stderr
+
+
+def test_the_shell_completes_commands_and_options():
+    for words, expected in (("fedax comp", "compare"), ("fedax compare --positi", "--positive")):
+        asked = {"_FEDAX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        assert CliRunner().invoke(app, [], prog_name="fedax", env=asked).stdout.split() == [expected]

@@ -178,6 +178,7 @@ def compare(
     title, where = named(data or ["digits"])
     tables = comparison(where["name"], names, title)
     tables["data"] |= where
+    usual = dict(tables["participation"])
     options = {"label": label, "drop": drop, "client": client, "positive": positive, "columns": kinds(column)}
     tables["data"] |= {name: value for name, value in options.items() if value}
     if by is not None and len(where) > 1:
@@ -193,13 +194,16 @@ def compare(
     for row in tables["methods"]:
         if "lr" in row and "lr" not in code.method(row["name"], "methods").arguments:
             del row["lr"]
-    try:
-        with engine() as executor:
+    with engine() as executor:
+        try:
             run_experiment(tables, code, out, executor=executor)
-    except ConfigError as error:
-        if error.field == "data.label" and error.value is None:
-            raise ConfigError("--label", None, error.way_out) from None
-        raise
+        except ConfigError as error:
+            if error.field == "data.label" and error.value is None:
+                raise ConfigError("--label", None, error.way_out) from None
+            if error.field != "participation.size" or tables["participation"] != usual:
+                raise
+            tables["participation"] = {"kind": "full"}  # there are fewer clients than are drawn by default
+            run_experiment(tables, code, out, executor=executor)
 
 
 def sweep(
