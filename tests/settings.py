@@ -1,6 +1,6 @@
 """Every setting of several configurations at values of other types and sizes: ``python -m tests.settings``.
 
-Each of some 3,500 changed configurations has to be refused by an error of fedax's own, or to be sensible by the rules
+Each of some 6,000 changed configurations has to be refused by an error of fedax's own, or to be sensible by the rules
 of :func:`sensible`. It takes some minutes, and ends with the counts.
 """
 
@@ -44,7 +44,7 @@ PRIVATE = {
     "data": {"name": "quadratics", "clients": 8, "dimension": 2, "seed": 0, "weights": "uniform"},
     "work": {"kind": "steps", "steps": 2},
     "participation": {"kind": "poisson", "rate": 0.5},
-    "privacy": {"clip": 1.0, "noise": 1.0, "delta": 0.01, "epsilon": 100.0},
+    "privacy": {"clip": 1.0, "noise": 1.0, "delta": 0.01, "epsilon": 100.0, "adaptive": {"noise": 2.0}},
     "run": {"rounds": 3, "seeds": 1},
     "methods": [{"name": "fedavg", "lr": 0.1}],
 }
@@ -56,11 +56,30 @@ ROBUST = {
     "run": {"rounds": 3, "seeds": 2, "aggregate": {"name": "clipped-mean", "norm": 1.0}},
     "methods": [{"name": "fedavg", "lr": 0.1, "momentum": 0.5}],
 }
+TIMED = {
+    "name": "timed",
+    "data": {
+        "name": "synthetic", "alpha": 1.0, "beta": 1.0, "clients": 4, "seed": 0, "weights": "sizes",
+        "split": {"val": 0.2, "seed": 0},
+    },
+    "task": {"name": "mlp", "hidden": [4], "lora": {"rank": 1}},
+    "work": {"kind": "steps", "steps": 2},
+    "run": {
+        "rounds": 3, "seeds": 2, "batch_size": 4, "metrics": ["auc", {"name": "f1", "average": "macro"}],
+        "density": 0.1, "chunk_size": 2, "compress": {"name": "top-k", "share": 0.5}, "baselines": {"lr": 0.1},
+    },
+    "clock": {"step": 0.1, "up": 1e6, "down": 1e6, "latency": 0.1, "server": 0.1, "available": [[[0.0, 9.0]]] * 4},
+    "pace": {
+        "concurrency": 2, "buffer": 1, "staleness": {"name": "polynomial", "exponent": 0.5}, "max_staleness": 3,
+    },
+    "methods": [{"name": "fedavg", "lr": 0.1, "regularizer": {"name": "l1", "weight": 0.1}}],
+}  # fmt: skip
+CONFIGS = (DIGITS, PRIVATE, ROBUST, TIMED)
 VALUES = [
     True, False, math.nan, math.inf, -math.inf, 1e308, 1e-320, -1, -1.5, 0, 0.0, 1, 2.5, 2**31, 2**62, 10**30,
     "", "x", "1", "../x", "a\nb", [], [True], [1], [[1]], {}, {"a": {"b": 1}}, {"value": 1},
 ]  # fmt: skip
-SWITCHES = {"stratify", "grad_norm", "split_seeds", "guard", "stop"}
+SWITCHES = {"stratify", "grad_norm", "split_seeds", "guard", "stop", "adaptive", "baselines", "available"}
 TEXTS = {"name", "label"}  # that are free
 BELOW_ZERO = {"sends"}
 
@@ -109,7 +128,7 @@ def sensible(at: Path, value: Any) -> bool:
 def main() -> None:
     warnings.simplefilter("ignore")
     tried = accepted = bad = 0
-    for config in (DIGITS, PRIVATE, ROBUST):
+    for config in CONFIGS:
         check_methods(build(copy.deepcopy(config)))
         for at in leaves(config):
             for value in VALUES:

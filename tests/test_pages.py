@@ -330,7 +330,7 @@ def test_deploy(reader):
     assert '<section id="columns">' in report  # by site
     assert "There is no baseline pooled" in report
     assert any("There is no baseline pooled" in each for each in reader.did)
-    assert_same_figures("runs/tables-1", "runs/compare-csv-1")
+    assert_same_figures("runs/tables-1", "runs/compare-hospitals-1")
     reader.run(["predict", "runs/tables-1/models/fednova-seed0.safetensors", "hospital-9.csv", "--out", "own.csv"])
     own = pandas.read_csv("own.csv")
     assert len(own) == 60 and own["doubts"].isna().all()  # at a site, of its own rows, with the model that it was sent

@@ -121,6 +121,28 @@ def test_a_notebook_has_a_bar_and_in_the_end_nothing(cells, clock):
     assert "<b>" not in "".join(texts)
 
 
+def test_time_left_is_said_when_it_is_known(clock):
+    """Not while a method compiles, nor by the time that this took."""
+    file = io.StringIO()
+    with Progress(100, Console(file=file, width=100)) as lines:
+        clock[0] += 60
+        lines.at("a", 0, "compiling")
+        clock[0] += 60
+        lines.at("a", 0, "round 0")
+        clock[0] += 20
+        lines.at("a", 20, "round 20")
+        lines.tell("a: round 50", 50)
+        lines.at("b", 50, "compiling")
+        clock[0] += 60
+        lines.at("b", 50, "round 0")
+        clock[0] += 30
+        lines.at("b", 90, "round 40")
+    assert file.getvalue().splitlines() == [
+        "a: compiling", "a: round 0", "a: round 20, about 80 s left",
+        "a: round 50", "b: round 0", "b: round 40, about 8 s left",
+    ]  # fmt: skip
+
+
 def test_a_terminal_has_a_bar_that_goes():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100, color_system=None)
@@ -128,6 +150,7 @@ def test_a_terminal_has_a_bar_that_goes():
         bar.at("[red]", 5, "Loss 0.5 [/]")
         bar.tell("[red]: round 5", 5, "; ended worse")
     text = file.getvalue()
+    assert "--:--" not in text
     assert "[red] ━" in text and " 25 %" in text and "Loss 0.5 [/]" in text and "[red]: round 5; ended worse\n" in text
     assert text.rstrip().endswith("\x1b[2K")  # the bar's line is cleared
 

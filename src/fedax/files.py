@@ -27,6 +27,11 @@ _BLANK = "0" * 64  # stands for the digest while a file is hashed
 _SEAL = re.compile(rb'"sha256": ?"([0-9a-f]{64})"(?:,\s*"of": ?("(?:[^"\\]|\\.)*"))?')
 _OLD_FORMAT = b"fedax checkpoint 1"
 _BLOCK = 2**16  # bytes that are hashed at a time
+_FORMATS = {  # endings by which other programs tell what a file holds
+    *(".arrow", ".bz2", ".csv", ".db", ".docx", ".feather", ".gz", ".h5", ".hdf5", ".htm", ".html", ".ipynb", ".json"),
+    *(".jsonl", ".md", ".npy", ".npz", ".ods", ".onnx", ".orc", ".parquet", ".pdf", ".pkl", ".png", ".pt", ".rds"),
+    *(".safetensors", ".sav", ".sqlite", ".svg", ".tex", ".toml", ".tsv", ".xls", ".xlsm", ".xlsx", ".xz", ".zip"),
+}
 _LONGEST = 120  # bytes of a slug; file systems allow names of 255, and endings are added
 
 
@@ -119,6 +124,27 @@ def _damage(file: BinaryIO, size: int, of: str | None) -> str | None:
     except ValueError:
         return "damaged (it does not say what it is)"
     return f"moved or renamed (it is {known[:200]})" if known is not None and of not in (None, known) else None
+
+
+def check_ending(path: Path, *endings: str) -> str:
+    """The ending of a file that will be written as ``endings`` say; the first one for an ending that means nothing.
+
+    Raises:
+        ConfigError: its ending means another format.
+
+    Example:
+        >>> check_ending(Path("p.CSV"), ".csv", ".parquet"), check_ending(Path("p.old"), ".csv")
+        ('.csv', '.csv')
+        >>> check_ending(Path("p.xlsx"), ".csv", ".parquet")
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: out = 'p.xlsx': a .xlsx file is not written; name it .csv or .parquet
+    """
+    ending = path.suffix.lower()
+    if ending in endings:
+        return ending
+    if ending in _FORMATS:
+        raise ConfigError("out", str(path), f"a {ending} file is not written; name it {' or '.join(endings)}")
+    return endings[0]
 
 
 def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:

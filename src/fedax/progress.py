@@ -154,13 +154,20 @@ class _TerminalBar:
     def __init__(self, total: int, console: "Console"):
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+        from rich.text import Text
+
+        class Left(TimeRemainingColumn):
+            """The time that is left, once it is known."""
+
+            def render(self, task: Any) -> Text:
+                return super().render(task) if task.time_remaining else Text()
 
         self.console = console
         self.bar = Bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:3.0f} %"),
-            TimeRemainingColumn(compact=True),
+            Left(compact=True),
             TextColumn("{task.fields[figures]}", markup=False),
             console=console,
             transient=True,
@@ -182,25 +189,29 @@ class _LogLines:
 
     def __init__(self, total: int, console: "Console"):
         self.console, self.total = console, total
-        self.then, self.done = time.monotonic(), 0
+        self.then = time.monotonic()
+        self.base = self.then, 0  # time and amount since which the pace is measured
 
     def begin(self) -> None: ...
 
     def end(self) -> None: ...
 
     def at(self, name: str, done: int, figures: str, line: str) -> None:
-        now = time.monotonic()
+        now, left = time.monotonic(), ""
+        if done <= self.base[1]:  # what was loaded or compiled until now tells nothing of the rest
+            self.base = now, done
         if now - self.then < _LINES:
             return
-        # The pace since the last line estimates how long the rest takes.
-        pace = (now - self.then) / max(done - self.done, 1)
-        left = f", about {duration(pace * (self.total - done))} left" if done > self.done else ""
+        if done > self.base[1]:
+            pace = (now - self.base[0]) / (done - self.base[1])
+            left = f", about {duration(pace * (self.total - done))} left"
         _print(self.console, f"{line}{left}")
-        self.then, self.done = now, done
+        self.then, self.base = now, (now, done)
 
     def tell(self, text: str, warning: str, done: int) -> None:
         _print(self.console, text, warning)
-        self.then, self.done = time.monotonic(), done
+        self.then = time.monotonic()
+        self.base = self.then, done
 
 
 class _NotebookCell:

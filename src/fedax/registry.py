@@ -2,10 +2,12 @@
 
 import functools
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from fedax.errors import CodeError, ConfigError, DataError, unknown
 
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @functools.lru_cache(maxsize=256)  # to look at a signature takes as long as to make the object
-def _defaults(make: Callable[..., Any]) -> Mapping[str, Any]:
-    return {name: field.default for name, field in inspect.signature(make).parameters.items()}
+def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(make).parameters
 
 
 class Component(NamedTuple):
@@ -40,8 +42,8 @@ class Component(NamedTuple):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments that a user may set: name -> default, or ``inspect.Parameter.empty`` if required."""
-        defaults = _defaults(self.make)
-        return {name: self.defaults.get(name, value) for name, value in defaults.items() if name not in self.fixed}
+        fields = _parameters(self.make).items()
+        return {name: self.defaults.get(name, field.default) for name, field in fields if name not in self.fixed}
 
     def bind(self, given: Mapping[str, Any], *first: Any, section: str | None = None) -> tuple[Any, dict[str, Any]]:
         """Make the object from a table of arguments.
@@ -49,7 +51,8 @@ class Component(NamedTuple):
         Args:
             given: arguments by name.
             first: positional arguments, which no user sets.
-            section: a prefix for the fields in errors, such as a section of a configuration.
+            section: the section of a configuration that the table is: a prefix for the fields in errors. Texts, truth
+                values, and lists and tables of texts then have to be such, as ``make`` is annotated.
 
         Returns:
             The object, and all arguments that have a value, given or by default.
@@ -59,6 +62,9 @@ class Component(NamedTuple):
         """
         arguments = dict(list(self.arguments.items())[len(first) :])
         self.check(given, arguments, None if section is None else f"{section}.")
+        if section is not None:
+            kinds = {name: _parameters(self.make)[name].annotation for name in given}
+            given = {name: _typed(f"{section}.{name}", value, kinds[name]) for name, value in given.items()}
         call = functools.partial(self.make, *first, **{**self.fixed, **self.defaults, **given})
         has = {name for name, default in arguments.items() if default is not None} | set(given)
         made = call() if section is None else within(section, call)
@@ -269,6 +275,61 @@ def within(section: str, call: Callable[[], Any]) -> Any:
         raise ConfigError(f"{section}.{error.field}", error.value, error.way_out) from error
     except DataError as error:
         raise DataError(f"{section}: {error}") from error
+
+
+def _typed(field: str, value: Any, kind: Any) -> Any:
+    """A value of a configuration by its annotation, if that is of texts and truth values; a whole number is its digits.
+
+    Numbers are checked where they are used, for they have ranges.
+
+    Example:
+        >>> _typed("data.drop", ["patient", 1], Sequence[str]), _typed("run.rounds", "x", int)
+        (['patient', '1'], 'x')
+        >>> _typed("data.label", True, str | None)
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: data.label = True: give a text
+    """
+    kinds = [each for each in _alternatives(kind) if get_origin(each) is not os.PathLike]
+    words = [_in_words(each) for each in kinds]
+    if None in words:
+        return value
+    for each in kinds:
+        if (read := _read(value, each)) is not None:
+            return read
+    raise ConfigError(field, value, f"give {' or '.join(map(str, words))}")
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return [each for each in kinds if each not in (NoneType, os.PathLike)]
+
+
+def _in_words(kind: Any) -> str | None:
+    """A type in a user's words; ``None`` of what is not of texts and truth values."""
+    if kind is str or kind is bool:
+        return "a text" if kind is str else "true or false"
+    if get_origin(kind) is Literal and all(isinstance(each, str) for each in get_args(kind)):
+        return " or ".join(map(repr, get_args(kind)))
+    parts = get_args(kind)
+    if get_origin(kind) is Sequence and _alternatives(parts[0]) == [str]:
+        return 'a list of texts, ["…"]'
+    if get_origin(kind) is Mapping and parts == (str, str):
+        return 'a table of texts, {name = "…"}'
+    return None
+
+
+def _read(value: Any, kind: Any) -> Any:
+    """The value as this type of :func:`_in_words`; ``None`` if it is of another."""
+    if kind is bool:
+        return value if isinstance(value, bool) else None
+    if kind is str or get_origin(kind) is Literal:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return str(value) if is_whole else value if isinstance(value, str | os.PathLike) else None
+    if get_origin(kind) is Sequence:
+        texts = [_read(each, str) for each in value] if isinstance(value, list | tuple) else [None]
+        return None if None in texts else type(value)(texts)
+    table = {key: _read(each, str) for key, each in value.items()} if isinstance(value, Mapping) else {"": None}
+    return None if None in table.values() else table
 
 
 def _package(entry: "EntryPoint") -> str:

@@ -12,16 +12,17 @@ import sys
 import tempfile
 import tomllib
 import types
+from typing import get_type_hints
 
 import numpy as np
 import pytest
 import typer
 from rich.console import Console
+from typer.testing import CliRunner
 
 import fedax
 from fedax import cli, progress
 from fedax.cli import exits, lookup, show, train
-from fedax.cli import read as reading
 from fedax.engine.places.policy import Policy
 from fedax.errors import ConfigError, ProcessError
 from fedax.experiments import build, datasets, new_folder, plan, read, recipes, runner, tasks
@@ -39,6 +40,11 @@ work = {kind = "steps", steps = 2}
 run = {rounds = 2, batch_size = 8}
 methods = [{name = "fedavg", lr = 0.1}]
 """
+ALL = [
+    (*group, name, command)
+    for group, commands in {("",): cli.COMMANDS, ("deploy",): cli.deploy.COMMANDS, ("data",): cli.data.COMMANDS}.items()
+    for name, command in commands.items()
+]
 SMALL = '"quadratics", clients = 3, dimension = 2'  # data whose programs are smaller
 
 
@@ -323,14 +329,17 @@ def test_help_has_examples_and_the_version_is_told():
     assert run_cli("--version").stdout.strip() == f"fedax {fedax.__version__}"
 
 
-@pytest.mark.parametrize(
-    "command", [train.run, train.compare, train.sweep, train.study, reading.diagnose, lookup.list_, reading.report]
-)
-def test_help_says_all_that_is_written(command):
-    """Also text in square brackets, which rich would take for markup."""
-    help_text = " ".join(run_cli(command.__name__.strip("_"), "--help").stdout.split())
+@pytest.mark.parametrize(("group", "name", "command"), ALL, ids=[f"{each[0]} {each[1]}" for each in ALL])
+def test_help_says_all_that_is_written(group, name, command):
+    """Of each command and of each of its arguments; also text in square brackets, which rich would take for markup."""
+    words = [*group.split(), *name.split(), "--help"]
+    shown = CliRunner().invoke(cli.app, words, env={"COLUMNS": "300"}).stdout
+    help_text = " ".join(shown.replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split())
     for line in inspect.getdoc(command).splitlines():
         assert " ".join(line.strip("\b").split()) in help_text, line
+    hints = get_type_hints(command, include_extras=True).values()
+    for each in (each for hint in hints for each in getattr(hint, "__metadata__", ())):
+        assert " ".join(each.help.split()) in help_text, each.help
 
 
 def test_square_brackets_in_names_are_no_markup(here):

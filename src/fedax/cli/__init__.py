@@ -15,7 +15,6 @@ app = typer.Typer(
     help="Federated optimization in JAX: run, compare and report on experiments.",
     epilog="Begin with: fedax compare digits",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedax.cli.console import echo
-from fedax.files import name_of
+from fedax.files import check_ending, name_of
 
 if TYPE_CHECKING:
     from fedax.data import Overview, Summary
@@ -273,6 +273,8 @@ def _new(out: pathlib.Path | None, usual: str) -> pathlib.Path:
     from fedax.errors import ConfigError
 
     target = pathlib.Path(usual) if out is None else out
+    if usual.endswith(".json"):
+        check_ending(target, ".json")
     if target.exists() or target.is_symlink():
         raise ConfigError("out", str(target), "this is there already; move it away, or name another with --out")
     if not target.absolute().parent.is_dir():

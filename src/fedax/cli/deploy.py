@@ -309,7 +309,9 @@ def deploy_policy(
     """
     from fedax.engine.places.policy import STRICT
     from fedax.errors import ConfigError
+    from fedax.files import check_ending
 
+    check_ending(out, ".toml")
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(STRICT)

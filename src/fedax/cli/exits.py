@@ -13,9 +13,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import typer
+import typer.core
 
 from fedax._start import keep_compiled
 
@@ -87,18 +88,41 @@ def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
             typer.echo(f"error: JAX does not start: {_why(error)}", err=True)
             raise typer.Exit(2) from None
 
-    # Not markup: [sweep] is a section.
-    checked.__doc__ = _BRACKET.sub(r"\\[", command.__doc__ or "")
+    checked.__doc__ = _no_markup(command.__doc__ or "")
     return checked
 
 
 def add_commands(group: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> None:
     """Add commands by their names, which may have two words."""
     for name, command in commands.items():
-        group.command(name)(clear_errors(command))
+        group.command(name, cls=_described(command))(clear_errors(command))
 
 
-_BRACKET = re.compile(r"\[(?=[a-z#/@])")  # where rich would see a tag
+def _described(command: Callable[..., None]) -> type[typer.core.TyperCommand]:
+    """The class of a command whose arguments and options have the help of its signature, literally.
+
+    The typer that Flower asks for loses that of arguments with a new click.
+    """
+    helps = {
+        name: _no_markup(each.help)
+        for name, hint in get_type_hints(command, include_extras=True).items()
+        for each in getattr(hint, "__metadata__", ())
+        if getattr(each, "help", None)
+    }
+
+    class Described(typer.core.TyperCommand):
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options)
+            for each in self.params:
+                if each.name in helps:
+                    each.help = helps[each.name]  # type: ignore[attr-defined, unused-ignore]
+
+    return Described
+
+
+def _no_markup(text: str) -> str:
+    """A text without markup for rich: [sweep] is a section."""
+    return re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
 
 
 def _jax_starts() -> bool:

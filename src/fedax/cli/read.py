@@ -21,7 +21,9 @@ def predict(
     source: Annotated[
         pathlib.Path, typer.Argument(help="New rows: .csv or .parquet; arrays: .npy.", show_default=False)
     ],
-    out: Annotated[pathlib.Path, typer.Option(help="The .csv file to write; has to be new.", show_default=False)],
+    out: Annotated[
+        pathlib.Path, typer.Option(help="The .csv or .parquet file to write; has to be new.", show_default=False)
+    ],
     decimal: Annotated[
         str | None, typer.Option(help="The decimal point of the .csv file.", show_default="found")
     ] = None,
@@ -127,6 +129,9 @@ def diagnose(
     show_report(console, record)
 
 
+_ENDINGS = {"html": (".html", ".htm"), "csv": (".csv",), "latex": (".tex",), "markdown": (".md",), "json": (".json",)}
+
+
 class ReportFormat(enum.StrEnum):
     """The formats of ``fedax report``."""
 
@@ -183,8 +188,10 @@ def report(
     from fedax.errors import ConfigError, one_line
     from fedax.experiments import clients, read, summary, tables, write_report
     from fedax.experiments.runs import lost
-    from fedax.files import write_atomic
+    from fedax.files import check_ending, write_atomic
 
+    if out is not None:
+        check_ending(out, *_ENDINGS[form])
     aim = None if target is None else _target(target)
     records = [read(folder, trust) for folder in runs]
     for record in records:

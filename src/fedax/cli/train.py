@@ -7,6 +7,7 @@ import typer
 
 from fedax._start import share_gpu
 from fedax.cli.console import open_console
+from fedax.cli.data import Columns, Drop, kinds
 from fedax.cli.exits import run_with_others
 from fedax.cli.running import (
     AllowCode,
@@ -103,10 +104,25 @@ def run(
 
 
 def compare(
-    dataset: Annotated[str, typer.Argument(help="One of: fedax list data.")] = "digits",
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(help="Tables: files, or a folder. Or a data set: fedax list data.", show_default="digits"),
+    ] = None,
     methods: Annotated[
         str, typer.Option(help="Separated by commas; see: fedax list methods.")
     ] = "fedavg,fedprox,fednova",
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of tables: the column to predict.", show_default=False)
+    ] = None,
+    drop: Drop = None,
+    client: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column that says whose a row is.", show_default="a file is a client"),
+    ] = None,
+    positive: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="Of two classes the one to find.", show_default="the rarer")
+    ] = None,
+    column: Columns = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of communication.", show_default="by data set")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.", show_default="by data set")] = None,
     alpha: Annotated[
@@ -122,20 +138,23 @@ def compare(
     out: Out = None,
     on: On = None,
 ) -> None:
-    """Compare methods on a data set, with settings that suit it.
+    """Compare methods on your tables or on a data set, with settings that suit it.
 
-    Clients differ in their data and in how much they work, as in FedNova's
-    experiments. All choices are shown, can be changed, and are kept in the
-    run folder as config.toml.
+    Tables are .csv (also .tsv, .txt, .xlsx, packed by gzip), .parquet or .arrow. What
+    is called as a data set is a file with ./ before it. Clients differ in how much they
+    work, as in FedNova's experiments; those of most data sets also in their data. All
+    choices are shown, can be changed, and are kept in the run folder as config.toml.
 
     \b
     Examples:
+      fedax compare hospitals/ --label readmitted --drop patient
+      fedax compare all.csv --label readmitted --client site --positive yes
       fedax compare digits
       fedax compare digits --methods fedavg,fednova-vr --alpha 0.5 --seeds 5
       fedax compare digits --set "methods.*.momentum=0.9"
       fedax compare mnist --by writer --set run.rounds=100
       fedax compare digits --methods mine.py:FedAvgEMA,fedavg
-      fedax compare folder --set data.path=hospitals --set task.name=mlp
+      fedax compare pictures/ --set task.name=mlp
       fedax compare digits --on dask:tcp://node1:8786 --out runs/digits
 
     Exit code 1: a method diverged, or ended worse than it began (the others are
@@ -147,17 +166,23 @@ def compare(
     """
     from fedax.errors import ConfigError
     from fedax.experiments import override
-    from fedax.experiments.config.data import data_set
+    from fedax.experiments.config.data import named
     from fedax.experiments.defaults import comparison
     from fedax.experiments.own import configured
     from fedax.experiments.own import names as names_of
 
     engine = engine_of(on)
-    dataset = data_set(dataset, "dataset").name
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise ConfigError("methods", methods, "give at least one method; see: fedax list methods")
-    tables = comparison(dataset, names)
+    title, where = named(data or ["digits"])
+    tables = comparison(where["name"], names, title)
+    tables["data"] |= where
+    usual = dict(tables["participation"])
+    options = {"label": label, "drop": drop, "client": client, "positive": positive, "columns": kinds(column)}
+    tables["data"] |= {name: value for name, value in options.items() if value}
+    if by is not None and len(where) > 1:
+        raise ConfigError("by", by, f"of tables say: --client {by}")
     if by is not None:
         override(tables, "data.partition=column")
         tables["data"]["column"] = by
@@ -170,7 +195,15 @@ def compare(
         if "lr" in row and "lr" not in code.method(row["name"], "methods").arguments:
             del row["lr"]
     with engine() as executor:
-        run_experiment(tables, code, out, executor=executor)
+        try:
+            run_experiment(tables, code, out, executor=executor)
+        except ConfigError as error:
+            if error.field == "data.label" and error.value is None:
+                raise ConfigError("--label", None, error.way_out) from None
+            if error.field != "participation.size" or tables["participation"] != usual:
+                raise
+            tables["participation"] = {"kind": "full"}  # there are fewer clients than are drawn by default
+            run_experiment(tables, code, out, executor=executor)
 
 
 def sweep(

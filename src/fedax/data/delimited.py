@@ -126,12 +126,12 @@ def _utf8(path: Path, content: bytes, encoding: str | None) -> tuple[bytes, str]
                 content.decode()
         else:
             content = content.decode(known).encode()
-    except LookupError:
-        raise ConfigError("encoding", encoding, 'there is none of this name; give "utf-8" or "latin-1"') from None
     except UnicodeDecodeError as error:
         what = f"not text in {known}" if encoding is not None else "text neither in UTF-8 nor in cp1252"
         byte = f"byte {error.object[error.start]:#04x}"
         raise DataError(f"{path}: {what} ({byte}); try encoding='latin-1', --encoding latin-1") from None
+    except (LookupError, ValueError):  # also of one that is no encoding of texts, or none for files
+        raise ConfigError("encoding", encoding, 'there is none of this name; give "utf-8" or "latin-1"') from None
     name = codecs.lookup(known).name.removesuffix("-sig")
     return content.removeprefix(codecs.BOM_UTF8), name.upper() if name.startswith("utf") else name
 

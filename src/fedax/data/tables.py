@@ -98,7 +98,7 @@ def from_frames(
         fitted = transform if isinstance(transform, Transform) else Transform.load(transform)
         target = fitted.label.name if fitted.label else None
     elif label is None:
-        raise ConfigError("label", None, "this is missing; name the column to predict")
+        raise _without_label(tables)
     else:
         fitted, target = None, column_name(label)
     for name, table in tables.items():
@@ -119,6 +119,11 @@ def from_frames(
         columns_seen = _with_words(columns_seen, fitted, tables)
     arrays = {name: _naming_client(name, fitted, table) for name, table in tables.items()}
     return FederatedData.from_clients(arrays, transform=fitted, overview=columns_seen)
+
+
+def _without_label(tables: Mapping[str, Any]) -> ConfigError:
+    names = ", ".join(map(shown, next(iter(tables.values())).columns))
+    return ConfigError("label", None, f"this is missing; name the column to predict, of: {names}")
 
 
 def _with_words(columns: Overview, fitted: Transform, tables: Mapping[str, Any]) -> Overview:
@@ -362,7 +367,7 @@ def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: A
     if len(pictures) > 1:
         raise DataError(f"columns {few(pictures)}: more than one holds pictures; drop all but one")
     if label is None:
-        raise ConfigError("label", None, "this is missing; name the column to predict")
+        raise _without_label(frames)
     x = stacked({name: list(series(frame, pictures[0])) for name, frame in frames.items()})
     given = {name: series(frame, label, "label") for name, frame in frames.items()}
     agreed = same_texts(cells(column, label) for column in given.values())

@@ -39,7 +39,7 @@ from fedax.experiments.runs import KEY, LOCK, Record, model_path, new_folder, re
 from fedax.experiments.statistics import Aim, target_of
 from fedax.federation.participation import Full
 from fedax.federation.work import Epochs
-from fedax.files import slug
+from fedax.files import check_ending, slug
 from fedax.metrics import METRICS, Metric, RunMetric
 from fedax.numbers import check_number
 from fedax.progress import wanted
@@ -258,6 +258,8 @@ class Comparison:
 
     def to_csv(self, path: str | Path | None = None, target: Aim | None = None, confidence: float = 0.95) -> str | None:
         """The table as CSV with all digits: its text, or nothing where it is written to ``path``."""
+        if path is not None:
+            check_ending(Path(path), ".csv")
         text = tables.to_csv(self.records, target=target, confidence=confidence)
         if path is None:
             return text

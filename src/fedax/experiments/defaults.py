@@ -143,8 +143,13 @@ def usual_task(name: str, census: Census | None) -> str | None:
     return "linear_regression" if np.issubdtype(y.dtype, np.floating) else "softmax_regression"
 
 
-def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:
+def comparison(name: str, methods: Sequence[str], title: str | None = None) -> dict[str, Any]:
     """The configuration of ``fedax compare`` for one of :func:`fedax.experiments.datasets`, before its options.
+
+    Args:
+        name: of the data set.
+        methods: their names.
+        title: what the data are called; default: their name.
 
     Example:
         >>> config = comparison("digits", ["fedavg"])
@@ -153,7 +158,7 @@ def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:
     """
     preset = copy.deepcopy(_COMPARISONS[name])
     return {
-        "name": f"compare-{name}",
+        "name": f"compare-{title or name}",
         "data": {"name": name, **preset["data"]},
         "work": preset.get("work", dict(_EPOCHS)),
         "participation": preset.get("participation", {"kind": "full"}),

@@ -8,11 +8,11 @@ import numpy as np
 import fedax
 from fedax.data.cells import cells, shown
 from fedax.data.doubts import Doubts, refuse
-from fedax.data.formats import BAD_HEADER
+from fedax.data.formats import BAD_HEADER, need
 from fedax.data.tables import read_table
 from fedax.engine.saved import Model
 from fedax.errors import ConfigError, DataError, one_line, printable
-from fedax.files import cell, regular, write_atomic
+from fedax.files import cell, check_ending, regular, write_atomic
 
 Path = pathlib.Path
 
@@ -55,13 +55,13 @@ def predict_file(
     Args:
         model: from :func:`fedax.load_model`.
         source: a .csv or .parquet file, of a model that was trained on tables; else an array [n, …] in an .npy file.
-        out: the .csv file to write; there may be none of this name.
+        out: the .csv or .parquet file to write; there may be none of this name.
         decimal, encoding: as of :func:`fedax.data.from_csv`.
         strict: whether a table with doubts is refused, before anything is written.
 
     Raises:
-        ConfigError: ``out`` is there already, or cannot be written; the task does not say what its model answers;
-            ``strict`` of an array.
+        ConfigError: ``out`` is there already, cannot be written, or is called as a file of another kind; the task does
+            not say what its model answers; ``strict`` of an array.
         DataError: ``source`` cannot be read, is not what the model was trained on, or has doubts under ``strict``.
 
     Example:
@@ -87,6 +87,8 @@ def predict_file(
         raise ConfigError("out", str(out), "this is there already; name a new file")
     if not out.parent.is_dir():
         raise ConfigError("out", str(out), "there is no such folder; make it first")
+    if (ending := check_ending(out, ".csv", ".parquet")) == ".parquet":
+        need("pyarrow", "parquet", "writing Parquet")
     unused_columns: dict[str, Any] = {}
     batch: Any
     doubts, written = None, ""
@@ -136,7 +138,7 @@ def predict_file(
             raise DataError(f"{source}: its column {shown(name)} is called as one of the predictions; rename it")
         out_columns[_safe(name)] = column
     try:
-        write_atomic(out, pandas.DataFrame(out_columns).to_csv(index=False))
+        write_atomic(out, _content(pandas.DataFrame(out_columns), ending))
     except OSError as error:
         raise ConfigError("out", str(out), f"cannot be written ({error.strerror or error})") from error
     measured: dict[str, float] = {}
@@ -145,6 +147,14 @@ def predict_file(
         (row,) = fedax.evaluate(model.task, model.params, held).drop(columns=["name", "n"]).to_dict("records")
         measured = {str(name): float(value) for name, value in row.items()}
     return Predicted(len(batch["x"]), measured, doubts, written)
+
+
+def _content(table: Any, ending: str) -> str | bytes:
+    """A table as the content of a file."""
+    if ending == ".csv":
+        return str(table.to_csv(index=False))
+    mixed = [name for name in table.columns if table[name].dtype.kind == "O"]  # Parquet has one type a column
+    return bytes(table.assign(**{name: table[name].map(str, na_action="ignore") for name in mixed}).to_parquet())
 
 
 def _safe(name: Any) -> str:

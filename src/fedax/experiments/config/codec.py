@@ -88,6 +88,8 @@ class ComponentCodec:
 
     def read(self, field: str, given: Any) -> Any:
         """The part."""
+        if not isinstance(given, str | Mapping):
+            raise ConfigError(field, given, f"give a name, or a table: {field} = {{{self.key} = …}}")
         return self.bind(field, {self.key: given} if isinstance(given, str) else given)[0]
 
     def write(self, part: Any) -> Table:

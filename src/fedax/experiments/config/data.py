@@ -1,11 +1,15 @@
 """The section ``data`` of a configuration: loads a data set, deals it to clients, and holds examples out."""
 
+import os
+import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import fedax
 from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, by_value, folder
+from fedax.data.paths import data_at, title_of
 from fedax.engine.places.fleet import Fleet
 from fedax.errors import ConfigError, unknown
 from fedax.experiments.config.sections import DataSection, SplitSection, Table
@@ -216,8 +220,35 @@ def datasets() -> dict[str, str]:
     return SETS.available() | FEDERATIONS.available()
 
 
-def data_set(name: str, field: str = "data.name") -> Component:
-    """The data set of this name, in any spelling; the error for an unknown name is about ``field``."""
+def data_set(name: str) -> Component:
+    """The data set of this name, in any spelling."""
     if name in FEDERATIONS or name in SETS:
         return (FEDERATIONS if name in FEDERATIONS else SETS).get(name)
-    raise unknown(field, name, datasets())
+    raise unknown("data.name", name, datasets())
+
+
+def named(words: Sequence[str]) -> tuple[str, Table]:
+    """What a data set or files are called, and the settings of the section data that say which they are.
+
+    Args:
+        words: the name of one data set; or files, folders and patterns, as of :func:`fedax.data.paths.data_at`.
+
+    Raises:
+        ConfigError: there is no such data set or file.
+
+    Example:
+        >>> named(["Digits"])
+        ('digits', {'name': 'digits'})
+    """
+    known = [word for word in words if word in FEDERATIONS or word in SETS]
+    if len(words) == 1 and known:
+        name = data_set(words[0]).name
+        return name, {"name": name}
+    if known:
+        way_out = f"give one data set, or files alone; a file that is called so is ./{known[0]}"
+        raise ConfigError("data", " ".join(words), way_out)
+    for word in words:
+        if not os.path.exists(word) and re.fullmatch(r"\w[\w-]*", word):
+            hint = unknown("data", word, datasets()).way_out.removeprefix("no such name. ")
+            raise ConfigError("data", word, f"there is no such file, folder or data set; {hint}")
+    return title_of(words), data_at(words)

@@ -131,7 +131,8 @@ def over(config: dict[str, Any], seeds: int) -> str:
 
 def short(value: Any) -> str:
     """A setting's value as text, cut off at 40 characters."""
-    text = str(value)
+    texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    text = ", ".join(value) if texts else str(value)
     if isinstance(value, dict):  # a schedule, or a regularizer by its name
         rest = ", ".join(f"{key} {number}" for key, number in value.items() if key != "name")
         text = f"{value['name']} ({rest})" if "name" in value else rest
