@@ -332,7 +332,7 @@ CELLS = st.sampled_from(
      "1.234567890123456789", "0.00001", "A", "NA", "nan", "None", "True", "FALSE", "true", "2024-01-31",
      "2024-01-31T12:00", "?", "é", "X9", "-", " 7"]
 )  # fmt: skip
-KINDS = ("number", "category", "date")
+KINDS = ("number", "category", "date", "text")
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -28,7 +28,9 @@ Label = Annotated[str, typer.Option(metavar="COLUMN", help="The column to predic
 Columns = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="COLUMN=KIND", help="What a column is: number, category or date; may be repeated.", show_default=False
+        metavar="COLUMN=KIND",
+        help="What a column is: number, category, date or text; may be repeated.",
+        show_default=False,
     ),
 ]
 TaskKind = Annotated[str | None, typer.Option(help="classification or regression.", show_default="by the label")]

@@ -47,7 +47,8 @@ def predict(
     from fedax.columns import describe, show
     from fedax.experiments.predictions import predict_file
 
-    rows, measured, doubts, written = predict_file(load_model(model), source, out, decimal, encoding, strict)
+    loaded = load_model(model)
+    rows, measured, doubts, written = predict_file(loaded, source, out, decimal, encoding, strict)
     if written:
         echo(f"note: {source} is read as {written}")
     echo(f"{rows} predictions: {out}")
@@ -60,7 +61,9 @@ def predict(
     if measured:
         figures = {f"test_{name}": value for name, value in measured.items()}
         texts = [f"{describe(name).label.removeprefix('Test ')} {show(name, value)}" for name, value in figures.items()]
-        echo(f"The rows have labels: {', '.join(texts)}")
+        label = None if loaded.transform is None else loaded.transform.label
+        scale = " (of its logarithm)" if label is not None and label.target == "log" else ""
+        echo(f"The rows have labels{scale}: {', '.join(texts)}")
 
 
 def diagnose(

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedax.errors import DataError
 
-Texts = Literal["written", "numeric", "truth"]  # when two cells are the same: see :func:`cells`
+Texts = Literal["written", "numeric", "truth", "whole"]  # when two cells are the same: see :func:`cells`
 Truth = Literal["", "digits", "words"]
 LARGE = 1e100  # larger numbers are clipped, as their squares leave float64; no number beyond float32 becomes a feature
 LARGEST = float(np.finfo(np.float32).max)
@@ -157,6 +157,7 @@ class Cells:
         missing: bool [n]; empty cells, and NaN and infinities of columns of numbers.
         words: how many cells are neither number, date nor missing.
         marks: how many of these are a usual mark of a missing value, such as ``?`` and ``NA``.
+        prose: how many of these are text of four words or more.
         codes: [n] the number of each cell's text, or −1 where it is missing.
         different: how many texts there are.
         odd: whether a cell is not written as numbers are: a word, or a number such as 007 or 1e5.
@@ -174,8 +175,10 @@ class Cells:
         marks: int = 0,
         odd: bool = False,
         truth: Truth = "",
+        prose: int = 0,
     ):
         self.numbers, self.days, self.missing, self.words, self.marks = numbers, days, missing, words, marks
+        self.prose = prose
         self.odd, self.truth, self._coded, self._texts = odd, truth, coded, texts
 
     @functools.cached_property
@@ -204,7 +207,7 @@ def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
         name: of the column, for errors.
         texts: when two cells are the same. ``"written"``: if they are written alike. ``"numeric"``: also if they are
             plain numbers of one value, as 1 and 1.0 are. ``"truth"``: also if both are true, or both false, as True,
-            true and 1 are.
+            true and 1 are. ``"whole"``: as ``"numeric"``, and not only the first 200 characters count.
 
     Raises:
         DataError: they hold lists, tables or other things without a text of their own.
@@ -280,6 +283,7 @@ def _with_words(column: Any, name: str, texts: Texts) -> Cells:
         words.words,
         words.marks,
         words.odd,
+        prose=words.prose,
     )
 
 
@@ -294,7 +298,7 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
     n = len(values)
     texts = [_written(value, name) for value in values]
     numbers, days = np.full(n + 1, np.nan), np.full(n + 1, np.nan)
-    missing, words, marks = np.zeros(n + 1, bool), np.zeros(n + 1, bool), np.zeros(n + 1, bool)
+    missing, words, marks, prose = np.zeros((4, n + 1), bool)
     missing[n] = True  # of code −1
     odd = truth_words = False
     truths = True
@@ -315,11 +319,13 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
                 days[k] = _day(text) if _DATE.fullmatch(text) else np.nan
             words[k] = np.isnan(numbers[k]) and np.isnan(days[k])
             marks[k] = words[k] and text.lower() in _MARKS
+            prose[k] = words[k] and text.count(" ") >= 3
     numbers = np.clip(numbers, -LARGE, LARGE)
 
     def coded() -> tuple[np.ndarray, list[str]]:
         found: dict[str, int] = {}
-        keys = [_key(text, number, same)[:_LONG] for text, number in zip(texts, numbers.tolist(), strict=False)]
+        most = None if same == "whole" else _LONG
+        keys = [_key(text, number, same)[:most] for text, number in zip(texts, numbers.tolist(), strict=False)]
         of_value = [found.setdefault(key, len(found)) if key else -1 for key in keys]
         return np.array([*of_value, -1])[codes], list(found)
 
@@ -333,6 +339,7 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
         int(marks[codes].sum()),
         odd,
         ("words" if truth_words else "digits") if truths else "",
+        int(prose[codes].sum()),
     )
 
 

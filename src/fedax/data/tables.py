@@ -42,12 +42,13 @@ from fedax.files import name_of, regular
 
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
+Target = Literal["log"] | None
 Files = str | os.PathLike | Sequence[str | os.PathLike]
 
 
 @complete
 def from_frames(
-    frames: Mapping[str, Any],
+    frames: Any,
     label: str | None = None,
     columns: Mapping[str, str] | None = None,
     task: Task = None,
@@ -56,16 +57,20 @@ def from_frames(
     drop_missing_labels: bool = False,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    client: str | None = None,
+    target: Target = None,
 ) -> FederatedData:
     """Clients' tables as arrays, with a transform that is fitted as a federation would, from summaries.
 
     Args:
-        frames: client's name -> its table, of pandas or Polars.
+        frames: client's name -> its table: of pandas, Polars or pyarrow, or a data set of Hugging Face in memory. Or
+            one table of all clients, and ``client`` the column that says whose each row is.
         label: the column to predict.
-        columns, task, scale, max_categories: what columns are; see :func:`fedax.data.plan`.
+        columns, task, scale, max_categories, target: what columns are, and what is learned; see :func:`fedax.data.plan`.
         drop_missing_labels: whether rows without a label are left out, in place of an error.
         transform: one that was fitted before, or its file; it has the label and all options with it.
         drop: columns that are left out, such as ``["patient"]``.
+        client: the column that says whose each row is.
 
     Returns:
         Examples ``x`` float32 [n, features] and ``y``, int32 classes or float32, with the clients' names, the
@@ -83,33 +88,33 @@ def from_frames(
         >>> data.names, data.transform.features, data.transform.classes
         (('north', 'south'), ('age', 'ward = A', 'ward = B'), ('no', 'yes'))
     """
-    if not isinstance(frames, Mapping) or not frames:
-        raise DataError(f"frames: {type(frames).__name__}; give client's name -> its table, for one client at least")
     columns_seen = None
-    tables = {str(name): _naming_client(str(name), as_pandas, table) for name, table in frames.items()}
+    tables = _in_memory(frames, client, kinds_of(columns, drop))
+    if _pictures(tables) and target is None:
+        return _to_arrays(tables, label)
     if transform is not None:
-        given = {"label": label, "columns": columns or None, "task": task, "drop": drop or None}
+        given = {"label": label, "columns": columns or None, "task": task, "drop": drop or None, "target": target}
         if conflicting := {name: value for name, value in given.items() if value is not None}:
             name, value = next(iter(conflicting.items()))
             raise ConfigError(name, value, "the transform that is given has it already; leave it out")
         fitted = transform if isinstance(transform, Transform) else Transform.load(transform)
-        target = fitted.label.name if fitted.label else None
+        labelled = fitted.label.name if fitted.label else None
     elif label is None:
         raise ConfigError("label", None, "this is missing; name the column to predict")
     else:
-        fitted, target = None, column_name(label)
+        fitted, labelled = None, column_name(label)
     for name, table in tables.items():
         if not len(table):
             raise DataError(f"{name}: its table has no rows; leave it out")
-        if target is not None and (fitted is None or target in table.columns):
-            tables[name] = with_labels(name, table, target, drop_missing_labels)
+        if labelled is not None and (fitted is None or labelled in table.columns):
+            tables[name] = with_labels(name, table, labelled, drop_missing_labels)
     if fitted is None:
         first = {name: _naming_client(name, summarize, table) for name, table in tables.items()}
         try:
-            column_plan = plan(first, target, columns, task, scale, max_categories, drop)
+            column_plan = plan(first, labelled, columns, task, scale, max_categories, drop, target)
         except UnreadLabel as error:
-            given = series(tables[error.client], str(target))
-            row = int(np.flatnonzero(np.isnan(cells(given, str(target)).numbers))[0])
+            given = series(tables[error.client], str(labelled))
+            row = int(np.flatnonzero(np.isnan(cells(given, str(labelled)).numbers))[0])
             raise DataError(f"{error}; row {row} is {shown(given.iloc[row])}") from None
         second = {name: _naming_client(name, summarize, table, column_plan) for name, table in tables.items()}
         fitted, columns_seen = fit(column_plan, second), overview(column_plan, first, second)
@@ -174,6 +179,7 @@ def from_csv(
     encoding: str | None = None,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    target: Target = None,
 ) -> FederatedData:
     """Clients' CSV files: one client a file, named by it, or by a column that says whose each row is.
 
@@ -184,9 +190,9 @@ def from_csv(
         files: a pattern such as ``"hospitals/*.csv"``, a folder with ``*.csv``, a file, or a list of files.
         label: the column to predict.
         client: the column that says whose each row is. ``None``: each file is a client, called by its name.
-        columns: column -> ``"number"``, ``"category"``, ``"date"`` or ``"drop"``, where the values mislead.
+        columns: column -> ``"number"``, ``"category"``, ``"date"``, ``"text"`` or ``"drop"``, where the values mislead.
         task: ``"classification"`` or ``"regression"``. Default: by the label.
-        scale, max_categories: as of :func:`fedax.data.plan`.
+        scale, max_categories, target: as of :func:`fedax.data.plan`.
         drop_missing_labels: whether rows without a label are left out, in place of an error.
         decimal: what decimals are written with, ``"."`` or ``","``. Default: found for each file.
         encoding: of the files, such as ``"latin-1"``. Default: for each file, UTF-16 if it is marked so, else UTF-8,
@@ -221,7 +227,9 @@ def from_csv(
         return frame
 
     frames = _by_client(files, "csv", client, read)
-    data = from_frames(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    data = from_frames(
+        frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop, target=target
+    )
     if data.overview is not None:
         data.overview = dataclasses.replace(data.overview, read=written)
     return data
@@ -261,6 +269,7 @@ def from_parquet(
     size: Sequence[int] | None = None,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    target: Target = None,
 ) -> FederatedData:
     """Clients' Parquet files, read as :func:`fedax.data.from_csv` reads CSV files.
 
@@ -268,7 +277,7 @@ def from_parquet(
     uint8 [n, height, width, channels]; other columns but label and client are then left aside.
 
     Args:
-        files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform, drop:
+        files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform, drop, target:
             as of :func:`fedax.data.from_csv`.
         size: (height, width) that pictures get; default: that which all have.
 
@@ -284,7 +293,9 @@ def from_parquet(
     frames = _by_client(
         files, "parquet", client, lambda path: _arrow_to_pandas(_read_parquet(path), path, chosen, size)
     )
-    return _to_arrays(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    return from_frames(
+        frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop, target=target
+    )
 
 
 @complete
@@ -300,6 +311,7 @@ def from_arrow(
     size: Sequence[int] | None = None,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    target: Target = None,
 ) -> FederatedData:
     """Arrow files as Hugging Face's ``save_to_disk`` and ``flwr-datasets create`` write them.
 
@@ -308,7 +320,7 @@ def from_arrow(
     Args:
         folders: one data set's folder, with ``*.arrow`` in it, and ``client`` the column that says whose each row is;
             or a folder of such folders, or a list of them, each of which is a client, called by its folder's name.
-        label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform, drop: as of
+        label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform, drop, target: as of
             :func:`fedax.data.from_parquet`.
 
     Raises:
@@ -338,17 +350,25 @@ def from_arrow(
             raise ConfigError("folders", str(place), "no *.arrow is in it")
         frames[name] = parts
     tables = _divided({name: _concatenated(name, parts) for name, parts in frames.items()}, client)
-    return _to_arrays(tables, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    return from_frames(
+        tables, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop, target=target
+    )
 
 
-def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: Any) -> FederatedData:
-    """Arrays by :func:`from_frames`, or if a column holds pictures, the pictures and their labels."""
+def _pictures(frames: Mapping[str, Any]) -> list[str]:
+    """The columns that hold pictures, decoded from what Hugging Face wrote."""
     first = next(iter(frames.values()))
-    pictures = [
-        name for name in first.columns if first[name].dtype.kind == "O" and isinstance(first[name].iat[0], np.ndarray)
+    cells_read = {name: first[name].iat[0] for name in first.columns if len(first) and first[name].dtype.kind == "O"}
+    return [
+        name
+        for name, cell in cells_read.items()
+        if isinstance(cell, np.ndarray) and (cell.dtype, cell.ndim) == ("u1", 3)
     ]
-    if not pictures:
-        return from_frames(frames, label, columns, *rest)
+
+
+def _to_arrays(frames: dict[str, Any], label: str | None) -> FederatedData:
+    """The pictures and their labels as arrays."""
+    first, pictures = next(iter(frames.values())), _pictures(frames)
     if len(pictures) > 1:
         raise DataError(f"columns {few(pictures)}: more than one holds pictures; drop all but one")
     if label is None:
@@ -406,6 +426,38 @@ def _told(path: Path, field: str, kind: type) -> list[Any]:
         return found
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({shown(str(error))})") from None
+
+
+# ---- tables in memory
+
+
+def _in_memory(frames: Any, client: str | None, chosen: Mapping[str, str]) -> dict[str, Any]:
+    """Client's name -> its table of pandas, from all that :func:`from_frames` takes."""
+    splits = type(frames).__name__ == "DatasetDict"
+    if not isinstance(frames, Mapping) and client is None:
+        raise DataError(
+            f"frames: a {type(frames).__name__}; say whose each row is, client=COLUMN, or give name -> table"
+        )
+    if isinstance(frames, Mapping) and (splits or not frames):
+        what = f"a DatasetDict of {few(frames)}; give one of them, as dataset[{next(iter(frames), '')!r}]"
+        raise DataError(f"frames: {what if splits else 'there is none; give name -> table, for one client at least'}")
+    given = {str(name): table for name, table in frames.items()} if isinstance(frames, Mapping) else {"table": frames}
+    tables = {name: _naming_client(name, _table_of, table, chosen) for name, table in given.items()}
+    return _divided(tables, client)
+
+
+def _table_of(table: Any, chosen: Mapping[str, str]) -> Any:
+    """A table of pandas, from one of pandas, Polars or pyarrow, or from a data set of Hugging Face."""
+    kind = type(table).__module__.partition(".")[0]
+    if kind == "datasets" and hasattr(table, "with_format") and hasattr(table, "__len__"):
+        table = table.with_format("arrow")[:]  # the rows that are selected, in their order
+        kind = "pyarrow"
+    elif kind == "datasets":
+        way_out = "give one in memory: datasets.Dataset.from_list(list(stream))"
+        raise DataError(f"table: a {type(table).__name__}, which is read as a stream; {way_out}")
+    if kind == "pyarrow" and hasattr(table, "schema"):
+        return as_pandas(_arrow_to_pandas(table, Path("table"), chosen, None))
+    return as_pandas(table)
 
 
 # ---- files and clients

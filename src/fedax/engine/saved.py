@@ -137,14 +137,15 @@ class Model:
         return found
 
     def predict(self, x: Unknown, strict: bool = False) -> np.ndarray:
-        """The class of each example, by its label; of regression the numbers.
+        """The class of each example, by its label; of regression the numbers, in the units of the label.
 
         Args:
             x, strict: as of :meth:`outputs`.
         """
         outputs = self.outputs(x, strict)
         if self.task.kind != "classification":
-            return outputs
+            label = None if self.transform is None else self.transform.label
+            return np.exp(outputs) if label is not None and label.target == "log" else outputs
         chosen = (outputs > 0).astype(np.int64) if outputs.ndim == 1 else outputs.argmax(-1)
         return np.asarray(chosen if self.labels is None else np.asarray(self.labels)[chosen])
 
