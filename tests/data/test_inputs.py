@@ -1,7 +1,8 @@
-"""Data as people have them: text, skewed numbers, tables in memory, workbooks, LEAF's JSON, other libraries' objects."""
+"""Data as people have them: text, skewed numbers, tables in memory, workbooks, LEAF, other libraries' objects."""
 
 import datetime
 import json
+import sys
 
 import numpy as np
 import pandas as pd
@@ -121,3 +122,142 @@ def test_the_logarithm_in_a_configuration(tmp_path):
     assert result.exit_code == 0 and "is learned as its logarithm" in result.stdout
     assert 'target = "log"' in (tmp_path / "run" / "config.toml").read_text()
     assert "is learned as its logarithm" in (tmp_path / "run" / "report.html").read_text()
+
+
+# ---- one table of all clients
+
+
+def test_one_table_with_a_column_of_clients():
+    table = pd.concat([with_notes(0).assign(site="01"), with_notes(1).assign(site="X9")], ignore_index=True)
+    read = data.from_frames(table, label="ill", client="site", drop=["note"])
+    assert read.names == ("01", "X9") and read.transform.features == ("age",)
+    with pytest.raises(DataError, match="client=COLUMN"):
+        data.from_frames(table, label="ill")
+    with pytest.raises(DataError, match=r"collect\(\)"):
+        data.from_frames(type("LazyFrame", (), {"collect": None})(), label="ill", client="site")
+
+
+def test_tables_of_pyarrow(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"site": ["a", "b"] * 4, "id": [1582218195625938945, None] * 4, "ill": [0, 1, 1, 0] * 2})
+    frame["id"] = frame["id"].astype("Int64")
+    table = pa.Table.from_pandas(frame).append_column("dose", pa.array([0.5, 1.0] * 4, pa.float32()))
+    read = data.from_frames(table, label="ill", client="site", columns={"id": "category"})
+    assert read.names == ("a", "b") and read.transform.classes == ("0", "1")
+    assert data.from_frames({"a": table}, label="site").transform.classes == ("a", "b")
+
+
+def test_a_data_set_of_hugging_face():
+    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets are not installed")
+    features = {"site": datasets.Value("string"), "age": datasets.Value("int64")}
+    features["ill"] = datasets.ClassLabel(names=["no", "yes"])
+    columns = {"site": ["a", "b"] * 20, "age": range(40), "ill": [0, 1, 1, 0] * 10}
+    given = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    read = data.from_frames(given.select(range(30)), label="ill", client="site")
+    assert read.names == ("a", "b") and read.num_examples == 30 and read.transform.classes == ("no", "yes")
+    for other, way_out in (
+        (datasets.DatasetDict({"train": given}), "train"),
+        (given.to_iterable_dataset(), "in memory"),
+    ):
+        with pytest.raises(DataError, match=way_out):
+            data.from_frames(other, label="ill", client="site")
+
+
+# ---- workbooks
+
+DAY = datetime.datetime(2024, 1, 31)
+MIXED = [
+    ["id", "age", "code", "dose", "seen", "ok", "ill"],
+    [7, 61, "007", 1.5, DAY, True, "no"],
+    [8, "61,5", 12, 0.1 + 0.2, DAY.replace(hour=12), False, "yes"],
+    [9, None, "X9", "#N/A", "2024-02-01", True, "no"],
+    [None] * 7,
+    [10, 3.0, 12.0, 2, DAY, None, "yes"],
+]
+
+
+@pytest.fixture
+def workbook(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+
+    def write(rows, name="north.xlsx", change=None):
+        book = openpyxl.Workbook()
+        for row in rows:
+            book.active.append(row)
+        if change:
+            change(book)
+        book.save(tmp_path / name)
+        return tmp_path / name
+
+    return write
+
+
+def test_a_workbook_is_what_its_csv_file_is(workbook, tmp_path):
+    table = read_table(workbook(MIXED))
+    lines = ["id;age;code;dose;seen;ok;ill", "7;61;007;1.5;2024-01-31;True;no"]
+    lines += ["8;61,5;12;0.30000000000000004;2024-01-31 12:00:00;False;yes", "9;;X9;#N/A;2024-02-01;True;no"]
+    (tmp_path / "same.csv").write_text("\n".join([*lines, "10;3;12;2;2024-01-31;;yes", ""]))
+    expected = read_table(tmp_path / "same.csv")
+    options = {"label": "ill", "columns": dict.fromkeys(["code"], "category") | {"dose": "number", "seen": "date"}}
+    ours, csvs = (data.from_frames({"north": each}, **options) for each in (table, expected))
+    assert ours.transform == csvs.transform and np.array_equal(ours.examples["x"], csvs.examples["x"])
+    assert [column.categories for column in ours.transform.columns if column.name == "code"] == [("007", "12", "X9")]
+
+
+def test_workbooks_are_files_of_clients(workbook, tmp_path):
+    rows = [["age", "ill"], *([k, "yes" if k % 2 else "no"] for k in range(6))]
+    workbook(rows, "north.xlsx")
+    workbook(rows, "south.XLSX")
+    (tmp_path / "~$north.xlsx").write_text("a lock")
+    for files in (tmp_path, tmp_path / "*.xlsx", [tmp_path / "north.xlsx", tmp_path / "south.XLSX"]):
+        read = data.from_csv(files, label="ill")
+        assert (read.names, read.num_examples) == (("north", "south"), 12)
+    transform = data.from_csv(tmp_path, label="ill").transform
+    new = pd.DataFrame({"age": [1, 2]})
+    assert np.array_equal(transform(read_table(tmp_path / "north.xlsx"))["x"][1:3], transform(new)["x"])
+
+
+def test_the_first_sheet_is_read_and_said(workbook):
+    def more(book):
+        book.create_sheet("Codes", 0).sheet_state = "hidden"
+        book.create_sheet("Notes").append(["read me"])
+        book["Sheet"].title = "Patients"
+        book["Patients"]["A2"].number_format = "00000"
+
+    path = workbook([["zip", "ill"], [1067, "no"], ["X9", "yes"], [12345, "no"]], change=more)
+    table = read_table(path)
+    assert table["zip"].tolist() == ["01067", "X9", "12345"]
+    read = data.from_csv(path, label="ill", columns={"zip": "category"})
+    assert "the first of 2 sheets, 'Patients'" in "".join(read.overview.lines())
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([["Hospital North"], ["age", "ill"], [1, "no"]], r"column 2 has cells and no name.*titles"),
+        ([["age", None, "ill"], [1, 2, "no"]], r"column 2 has cells and no name"),
+        ([["age", "age"], [1, 2]], r"two columns are called 'age'"),
+        ([["age", "ill"]], r"no rows"),
+        ([], r"no rows"),
+        ([["age", "ill"], ["=1+1", "no"]], r"A2 is a formula.*open it in Excel"),
+        ([["age", "ill"], ["1,234", "no"]], r"1\.234 or 1234; give decimal"),
+    ],
+)
+def test_workbooks_that_are_no_tables(workbook, rows, message):
+    with pytest.raises(DataError, match=rf"north\.xlsx: .*{message}"):
+        read_table(workbook(rows))
+
+
+def test_what_is_no_workbook(tmp_path, monkeypatch):
+    pytest.importorskip("openpyxl")
+    for name, content, message in (
+        ("old.xlsx", b"\xd0\xcf\x11\xe0 old", "save it as .xlsx"),
+        ("bad.xlsx", b"PK\x03\x04 nothing", "cannot be read as an Excel workbook"),
+        ("text.xlsx", b"age,ill\n1,no\n", "cannot be read as an Excel workbook"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name}: .*{message}"):
+            read_table(tmp_path / name)
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(DataError, match=r"pip install 'fedax\[excel\]'"):
+        read_table(tmp_path / "bad.xlsx")

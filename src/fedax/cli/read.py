@@ -19,7 +19,7 @@ def predict(
         pathlib.Path, typer.Argument(help="A model: *.safetensors, as in a run folder's models.", show_default=False)
     ],
     source: Annotated[
-        pathlib.Path, typer.Argument(help="New rows: .csv or .parquet; arrays: .npy.", show_default=False)
+        pathlib.Path, typer.Argument(help="New rows: .csv, .xlsx or .parquet; arrays: .npy.", show_default=False)
     ],
     out: Annotated[pathlib.Path, typer.Option(help="The .csv file to write; has to be new.", show_default=False)],
     decimal: Annotated[

@@ -55,7 +55,10 @@ def as_pandas(frame: Any) -> Any:
     if type(frame).__module__.partition(".")[0] == "polars" and hasattr(frame, "to_dict"):
         frame = pandas.DataFrame({name: _of_polars(column) for name, column in frame.to_dict().items()})
     if not isinstance(frame, pandas.DataFrame):
-        raise DataError(f"table: a {type(frame).__name__}; give a DataFrame of pandas or Polars")
+        makes = next(
+            (f", such as .{call}() makes" for call in ("collect", "compute", "toPandas") if hasattr(frame, call)), ""
+        )
+        raise DataError(f"table: {type(frame).__name__}; give a DataFrame of pandas or Polars{makes}")
     names = [column_name(name) for name in frame.columns]
     if frame.columns.nlevels > 1 or len({*names}) < len(names):
         raise DataError("table: two columns have the same name; rename one")
@@ -249,7 +252,7 @@ def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
             days,
             missing,
             lambda: pandas.factorize(column),
-            lambda values: [_instant(value) for value in values],
+            lambda values: [instant(value) for value in values],
             odd=not missing.all(),
             truth="digits" if missing.all() else "",
         )
@@ -364,7 +367,7 @@ def _written(value: Any, name: str) -> str:
     if isinstance(value, int | float | np.number):
         return text_of(value) if isinstance(value, int | np.integer) or math.isfinite(value) else ""
     if hasattr(value, "isoformat") and hasattr(value, "year"):
-        return _instant(value)
+        return instant(value)
     if hasattr(value, "as_tuple"):  # a Decimal
         return _normal(f"{value:f}", float(value)) if value.is_finite() else ""
     raise DataError(f"column {shown(name)}: it holds a {type(value).__name__}; give numbers, texts and dates")
@@ -461,7 +464,7 @@ def _normal(text: str, value: float) -> str:
     return "0" if value == 0 else _as_written(text, value)
 
 
-def _instant(value: Any) -> str:
+def instant(value: Any) -> str:
     """A date or an instant as the text that :func:`_date_text` makes of how it is written."""
     return _date_text(value.isoformat())
 

@@ -18,8 +18,8 @@ from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level
 from fedax.files import regular
 
 _NO_TEXT = {  # how files begin that are no text
-    b"PK\x03\x04": "it is a ZIP archive or an Excel workbook; unpack it, or save the sheet as CSV",
-    b"\xd0\xcf\x11\xe0": "it is an Excel workbook; save the sheet as CSV",
+    b"PK\x03\x04": "it is a ZIP archive or an Excel workbook; unpack it, or name it .xlsx",
+    b"\xd0\xcf\x11\xe0": "it is an old Excel workbook; save it as .xlsx",
     b"PAR1": "it is a Parquet file; read it as such",
 }
 _BEGIN = 65_536  # characters of a file that tell what separates its cells; the names of its columns are in them
@@ -92,14 +92,14 @@ def read_csv(
         texts_again = _by_pandas(path, content, separator, names, {*again}, {}, again)
         columns |= {name: texts_again[name] for name in again}
     del content
-    vote = _read_numbers(path, columns, exact.union(map(column_name, drop)), decimal)
+    vote = read_numbers(path, columns, exact.union(map(column_name, drop)), decimal)
     import pandas
 
     from fedax.data.mixed import with_words
 
     for name in words.keys() - {*again}:
         columns[name] = with_words(columns[name], np.concatenate(words[name].rows), words[name].texts)
-    read = pandas.DataFrame({name: column if name in exact else _stored(column) for name, column in columns.items()})
+    read = pandas.DataFrame({name: column if name in exact else stored(column) for name, column in columns.items()})
     usual = {"separated by {!r}": ",", "decimals with {!r}": ".", "text in {}": "UTF-8"}
     ways = zip(usual.items(), (separator, vote, found), strict=True)
     read.attrs["written"] = ", ".join(way.format(this) for (way, other), this in ways if this != other)
@@ -192,14 +192,19 @@ def _header(path: Path, content: bytes) -> tuple[list[str], str, int]:
         raise DataError(f"{path}: its first line is too long for the names of columns; is it a CSV file?")
     if row and row[-1].endswith(_END):
         raise DataError(f"{path}: line 1: a quote is not closed, and its cell runs to the end of the file; close it")
-    names = [column_name(" ".join(name.split())) for name in row]
-    if len(names) > 10_000:
+    if len(row) > 10_000:
         raise DataError(f"{path}: its first line is too long for the names of columns; is it a CSV file?")
+    return names_of(path, row), separator, len((start[:first] + "".join(lines[:end])).encode())
+
+
+def names_of(path: Path, row: Sequence[str]) -> list[str]:
+    """The names of columns, from the cells of the first row."""
+    names = [column_name(" ".join(name.split())) for name in row]
     if "" in names or len({*names}) < len(names):
         twice = next((name for k, name in enumerate(names) if name in names[:k]), "")
         what = f"two columns are called {shown(twice)}" if twice else f"column {names.index('') + 1} has no name"
         raise DataError(f"{path}: {what}; the first line has to name each column")
-    return names, separator, len((start[:first] + "".join(lines[:end])).encode())
+    return names
 
 
 def _rows(lines: Sequence[str], separator: str) -> list[tuple[list[str], int]]:
@@ -480,7 +485,7 @@ def _is_number(text: str) -> bool:
     return any(kind.fullmatch(text) for kind in (_COMMA, _POINT, _DOTS)) or not np.isnan(number(text))
 
 
-def _read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: str | None) -> str:
+def read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: str | None) -> str:
     """Write the numbers of all columns ``but`` some with a decimal point and without marks of thousands.
 
     A number such as 1,5 or 1.234,5 tells what its marks are, one such as 1,234 does not: others of its column do, then
@@ -557,7 +562,7 @@ def _few_texts(column: Any) -> Any:
     return pandas.Series(pandas.Categorical.from_codes(codes, list(values)))
 
 
-def _stored(column: Any) -> Any:
+def stored(column: Any) -> Any:
     """A column that takes little memory: each text once, or numbers, where these say how they are written."""
     import pandas
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedax.data import workbooks
 from fedax.data.cells import (
     CellError,
     Cells,
@@ -40,6 +41,7 @@ from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
 from fedax.files import name_of, regular
 
+TABLES = (".csv", ".csv.gz", ".parquet", *workbooks.ENDINGS)  # the endings of :func:`read_table`
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
 Target = Literal["log"] | None
@@ -66,7 +68,8 @@ def from_frames(
         frames: client's name -> its table: of pandas, Polars or pyarrow, or a data set of Hugging Face in memory. Or
             one table of all clients, and ``client`` the column that says whose each row is.
         label: the column to predict.
-        columns, task, scale, max_categories, target: what columns are, and what is learned; see :func:`fedax.data.plan`.
+        columns, task, scale, max_categories, target: what columns are and what is learned: see
+            :func:`fedax.data.plan`.
         drop_missing_labels: whether rows without a label are left out, in place of an error.
         transform: one that was fitted before, or its file; it has the label and all options with it.
         drop: columns that are left out, such as ``["patient"]``.
@@ -90,7 +93,9 @@ def from_frames(
     """
     columns_seen = None
     tables = _in_memory(frames, client, kinds_of(columns, drop))
-    if _pictures(tables) and target is None:
+    if _pictures(tables):
+        if target is not None:
+            raise ConfigError("target", target, "this is for a label that is a number; pictures have classes")
         return _to_arrays(tables, label)
     if transform is not None:
         given = {"label": label, "columns": columns or None, "task": task, "drop": drop or None, "target": target}
@@ -184,7 +189,8 @@ def from_csv(
     """Clients' CSV files: one client a file, named by it, or by a column that says whose each row is.
 
     How each file is written is found: what separates its cells (commas, semicolons, tabs or bars), its encoding, and
-    how its numbers are written. The first line has the names of columns. A file may be packed by gzip, as ``x.csv.gz``.
+    how its numbers are written. The first line has the names of columns. A file may be packed by gzip, as ``x.csv.gz``;
+    or be a workbook, as ``x.xlsx``, of which the first sheet is read, with ``pip install 'fedax[excel]'``.
 
     Args:
         files: a pattern such as ``"hospitals/*.csv"``, a folder with ``*.csv``, a file, or a list of files.
@@ -221,7 +227,7 @@ def from_csv(
     dropped = [name for name, kind in kinds_of(columns, drop).items() if kind == "drop"]
 
     def read(path: Path) -> Any:
-        frame = read_csv(path, decimal, encoding, drop=dropped)
+        frame = _read_rows(path, decimal, encoding, drop=dropped)
         if how := frame.attrs.pop("written"):
             written["/".join(path.parts[-2:])] = how
         return frame
@@ -242,7 +248,7 @@ def read_table(
     texts: Sequence[str] = (),
     drop: Sequence[str] = (),
 ) -> Any:
-    """A .csv or .parquet file as a table of pandas, without the columns ``drop``.
+    """A .csv, .xlsx or .parquet file as a table of pandas, without the columns ``drop``.
 
     The rest is as of :func:`fedax.data.delimited.read_csv`.
 
@@ -252,8 +258,21 @@ def read_table(
     if path.suffix.lower() == ".parquet":
         table = _arrow_to_pandas(_read_parquet(path), path, kinds_of(None, drop), None)
     else:
-        table = read_csv(path, decimal, encoding, texts, drop)
+        table = _read_rows(path, decimal, encoding, texts, drop)
     return table.drop(columns=[series(table, name, "drop").name for name in drop])
+
+
+def _read_rows(
+    path: Path,
+    decimal: str | None,
+    encoding: str | None,
+    texts: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> Any:
+    """A CSV file or a workbook as a table of pandas."""
+    if path.suffix.lower() in workbooks.ENDINGS:
+        return workbooks.read_workbook(path, decimal, texts, drop)
+    return read_csv(path, decimal, encoding, texts, drop)
 
 
 @complete
@@ -358,12 +377,8 @@ def from_arrow(
 def _pictures(frames: Mapping[str, Any]) -> list[str]:
     """The columns that hold pictures, decoded from what Hugging Face wrote."""
     first = next(iter(frames.values()))
-    cells_read = {name: first[name].iat[0] for name in first.columns if len(first) and first[name].dtype.kind == "O"}
-    return [
-        name
-        for name, cell in cells_read.items()
-        if isinstance(cell, np.ndarray) and (cell.dtype, cell.ndim) == ("u1", 3)
-    ]
+    objects = [name for name in first.columns if len(first) and first[name].dtype.kind == "O"]
+    return [name for name in objects if getattr(first[name].iat[0], "ndim", 0) == 3]
 
 
 def _to_arrays(frames: dict[str, Any], label: str | None) -> FederatedData:
@@ -433,17 +448,18 @@ def _told(path: Path, field: str, kind: type) -> list[Any]:
 
 def _in_memory(frames: Any, client: str | None, chosen: Mapping[str, str]) -> dict[str, Any]:
     """Client's name -> its table of pandas, from all that :func:`from_frames` takes."""
-    splits = type(frames).__name__ == "DatasetDict"
-    if not isinstance(frames, Mapping) and client is None:
-        raise DataError(
-            f"frames: a {type(frames).__name__}; say whose each row is, client=COLUMN, or give name -> table"
-        )
-    if isinstance(frames, Mapping) and (splits or not frames):
-        what = f"a DatasetDict of {few(frames)}; give one of them, as dataset[{next(iter(frames), '')!r}]"
-        raise DataError(f"frames: {what if splits else 'there is none; give name -> table, for one client at least'}")
-    given = {str(name): table for name, table in frames.items()} if isinstance(frames, Mapping) else {"table": frames}
-    tables = {name: _naming_client(name, _table_of, table, chosen) for name, table in given.items()}
-    return _divided(tables, client)
+    if not isinstance(frames, Mapping):
+        if client is None:
+            way_out = "say whose each row is, client=COLUMN, or give client's name -> its table"
+            raise DataError(f"frames: a {type(frames).__name__}; {way_out}")
+        return _divided({"table": _table_of(frames, chosen)}, client)
+    if type(frames).__name__ == "DatasetDict":
+        raise DataError(f"frames: a DatasetDict of {few(frames)}; give one of them, dataset[{next(iter(frames))!r}]")
+    if not frames:
+        raise DataError("frames: there is none; give client's name -> its table, for one client at least")
+    return _divided(
+        {str(name): _naming_client(str(name), _table_of, each, chosen) for name, each in frames.items()}, client
+    )
 
 
 def _table_of(table: Any, chosen: Mapping[str, str]) -> Any:
@@ -454,7 +470,7 @@ def _table_of(table: Any, chosen: Mapping[str, str]) -> Any:
         kind = "pyarrow"
     elif kind == "datasets":
         way_out = "give one in memory: datasets.Dataset.from_list(list(stream))"
-        raise DataError(f"table: a {type(table).__name__}, which is read as a stream; {way_out}")
+        raise DataError(f"table: {type(table).__name__} is read as a stream; {way_out}")
     if kind == "pyarrow" and hasattr(table, "schema"):
         return as_pandas(_arrow_to_pandas(table, Path("table"), chosen, None))
     return as_pandas(table)
@@ -474,13 +490,14 @@ def _paths_of(files: Files, ending: str) -> list[Path]:
         text = os.fspath(files)
         place = Path(text)
         if place.is_dir():
-            if paths := sorted(_listed(place, ending, f"{ending}.gz"), key=_sort_key):
-                return paths
+            endings = ((ending, f"{ending}.gz"), ("xlsx",)) if ending == "csv" else ((ending,),)
+            if paths := next(filter(None, (_listed(place, *each) for each in endings)), []):
+                return sorted(paths, key=_sort_key)
             raise ConfigError("files", text, f"no *.{ending} is in this folder")
         if place.exists():
             return [place]
-        pattern = re.sub(r"[a-z]", lambda each: f"[{each[0]}{each[0].upper()}]", text[-len(ending) :])
-        pattern = text[: -len(ending)] + pattern if text.endswith(f".{ending}") else text
+        end = next((each for each in (ending, "xlsx") if text.endswith(f".{each}")), "")
+        pattern = text.removesuffix(end) + re.sub(r"[a-z]", lambda each: f"[{each[0]}{each[0].upper()}]", end)
         found = [Path(each) for each in glob.glob(pattern, recursive=True)]
         if paths := sorted((each for each in found if not _hidden(each)), key=_sort_key):
             return paths
