@@ -2,11 +2,13 @@
 
 import datetime
 import json
+import pathlib
 import sys
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import tomli_w
 from typer.testing import CliRunner
 
@@ -15,6 +17,7 @@ from fedax import data
 from fedax.cli import app
 from fedax.data.tables import read_table
 from fedax.errors import ConfigError, DataError
+from fedax.experiments.config.experiment import build
 from fedax.experiments.predictions import predict_file
 
 LONG = "no change since the last visit; " * 20  # more than 200 characters
@@ -261,3 +264,144 @@ def test_what_is_no_workbook(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(DataError, match=r"pip install 'fedax\[excel\]'"):
         read_table(tmp_path / "bad.xlsx")
+
+
+# ---- LEAF
+
+
+@pytest.fixture
+def leaf(tmp_path):
+    def write(name, **users):
+        content = {"users": [*users], "num_samples": [len(y) for _, y in users.values()]}
+        content["user_data"] = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "all_data.json").write_text(json.dumps(content))
+        return tmp_path / name
+
+    return write
+
+
+def test_leaf_of_any_numbers(leaf, tmp_path):
+    train = leaf("train", ann=([[0.5, 1], [2, 3]], [1, 0]), bob=([[1, 1]], [2]), none=([], []))
+    test = leaf("test", bob=([[4, 4]], [1]))
+    given = data.from_leaf(train)
+    assert given.names == ("ann", "bob") and given.client(0)["x"].tolist() == [[0.5, 1.0], [2.0, 3.0]]
+    assert given.examples["x"].dtype == np.float32 and given.examples["y"].tolist() == [1, 0, 2]
+    assert data.from_leaf(train, test)[1].client(0)["x"].tolist() == [[4.0, 4.0]]
+    assert data.from_leaf(train / "all_data.json").num_examples == 3
+    with pytest.raises(DataError, match=r"give '.*train', and test='.*test'"):
+        data.from_leaf(tmp_path)
+    read = {"name": "leaf", "path": str(train), "test": str(test)}
+    experiment = build({"data": read, "run": {"rounds": 1}, "methods": [{"name": "fedavg", "lr": 0.1}]})
+    assert experiment.config["task"]["name"] == "softmax_regression" and experiment.model["classes"] == 3
+
+
+def test_leaf_of_classes_real_labels_pictures_and_tokens(leaf):
+    texts = data.from_leaf(leaf("a", ann=([[1.0]], ["cat"]), bob=([[2.0], [3.0]], ["dog", "ant"])))
+    assert texts.transform.classes == ("ant", "cat", "dog") and texts.examples["y"].tolist() == [1, 2, 0]
+    real = data.from_leaf(leaf("b", ann=([1.0, 2.0], [1, 2]), bob=([3.0], [0.5])))
+    assert real.examples["y"].dtype == np.float32 and real.examples["x"].shape == (3, 1)
+    pictures = data.from_leaf(leaf("c", ann=([[[0.1, 0.2], [0.3, 0.4]]], [0])))
+    assert pictures.examples["x"].shape == (1, 2, 2)
+    tokens = data.from_leaf(leaf("d", ann=([[5, 6, 7]], [[6, 7, 8]])))
+    assert (tokens.examples["x"].dtype, tokens.examples["y"].tolist()) == (np.int32, [[6, 7, 8]])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (["what a day"], [1], r"user 'ann': x is text.*from_frames\(tables"),
+        ([[1, 2], [1]], [1, 0], r"different shapes"),
+        ([[1, None]], [1], r"neither numbers nor texts"),
+        ([[1e39]], [1], r"beyond float32"),
+        ([[1.0]], [2**40], r"beyond int32"),
+        ([[1.0]], [["a", "b"]], r"several texts"),
+    ],
+)
+def test_leaf_that_cannot_be_read(leaf, x, y, message):
+    with pytest.raises(DataError, match=message):
+        data.from_leaf(leaf("train", ann=(x, y)))
+
+
+def test_the_lines_that_make_tables_of_leaf_run(leaf):
+    place = leaf("train", ann=(["what a day", "no", "a day"], [1, 0, 1]), bob=(["no day", "well"], [0, 1]))
+    with pytest.raises(DataError) as caught:
+        data.from_leaf(place)
+    lines = str(caught.value).partition("count its words: ")[2].replace("FILE", repr(str(place / "all_data.json")))
+    names = {"json": json, "pandas": pd, "pathlib": pathlib, "from_frames": data.from_frames}
+    *first, last = lines.split("; ")
+    exec("; ".join(first), names)
+    assert eval(last, names).transform.columns[0].kind == "text"
+
+
+# ---- other libraries' objects in place of arrays
+
+
+class Pairs:
+    """What a Dataset of PyTorch is: pairs by their index."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, k):
+        if k >= 4:
+            raise IndexError(k)
+        return np.full((1, 2, 2), k, np.float32), k % 2
+
+
+class Loader:
+    dataset = Pairs()
+
+    def __iter__(self):
+        return iter([])
+
+
+def makers(given):
+    return [
+        lambda: fedax.FederatedData(given, sizes=[2, 2]),
+        lambda: fedax.FederatedData.from_clients([given]),
+        lambda: fedax.FederatedData.from_clients({"a": {"x": given, "y": np.zeros(4)}}),
+        lambda: fedax.FederatedData.from_partition(given, [[0, 1], [2, 3]]),
+    ]
+
+
+def test_a_data_set_of_pytorch_names_the_lines_that_convert():
+    for make in makers(Pairs()):
+        with pytest.raises(DataError, match=r"a Pairs, not arrays: x, y =") as caught:
+            make()
+    first, second, _ = str(caught.value).partition("not arrays: ")[2].split("; ")
+    names = {"np": np, "dataset": Pairs()}
+    exec(f"{first}\n{second}\nx = np.moveaxis(x, 1, -1)", names)
+    assert names["x"].shape == (4, 2, 2, 1)
+    assert fedax.FederatedData.from_partition(names["data"], [[0, 1], [2, 3]]).examples["y"].tolist() == [0, 1, 0, 1]
+    assert fedax.FederatedData({"y": range(4)}, sizes=[4]).num_examples == 4
+    with pytest.raises(DataError, match=r"a Loader; .*\.dataset"):
+        fedax.FederatedData(Loader(), sizes=[4])
+
+
+def test_a_data_set_of_pytorch_itself():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    given = torch.utils.data.TensorDataset(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))
+    for make in makers(given):
+        with pytest.raises(DataError, match="a TensorDataset, not arrays"):
+            make()
+
+
+def test_sparse_matrices_say_what_they_would_take():
+    for sparse in (scipy.sparse.csr_matrix((4, 250_000)), scipy.sparse.csr_array((4, 250_000))):
+        for make in makers(sparse):
+            with pytest.raises(DataError, match=r"sparse csr_(matrix|array) of shape .*toarray\(\), which takes 4 MB"):
+                make()
+    arrays = {"x": np.eye(4, dtype=np.float32), "y": np.array([0, 1, 0, 1])}
+    task = fedax.tasks.softmax_regression(4, classes=2)
+    data_ = fedax.FederatedData(arrays, sizes=[4])
+    model = fedax.simulate(fedax.create("fedavg", lr=0.1), task, data_, rounds=1).model
+    with pytest.raises(DataError, match="sparse"):
+        model.predict(scipy.sparse.eye_array(4))
+
+
+def test_tables_in_place_of_arrays():
+    pa = pytest.importorskip("pyarrow")
+    for make in makers(pa.table({"x": [1.0, 2.0]})):
+        with pytest.raises(DataError, match="from_frames"):
+            make()

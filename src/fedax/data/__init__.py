@@ -8,6 +8,7 @@ import numpy as np
 from fedax.data.federated import FederatedData
 from fedax.data.generators import linear_regression, quadratics, sparse_regression, synthetic
 from fedax.data.hdf5 import from_tff_hdf5
+from fedax.data.leaf import from_leaf
 from fedax.data.overview import Note, Overview, overview
 from fedax.data.partitions import (
     by_column,
@@ -60,6 +61,7 @@ __all__ = [
     "from_csv",
     "from_frames",
     "from_image_folders",
+    "from_leaf",
     "from_parquet",
     "from_tff_hdf5",
     "growing",
@@ -163,6 +165,7 @@ FEDERATIONS.add(
     "arrow", from_arrow, "Arrow files, as Hugging Face and flwr-datasets write them", fixed={"transform": None}
 )
 FEDERATIONS.add("images", from_image_folders, "your own clients' pictures, in folders <client>/<class>")
+FEDERATIONS.add("leaf", from_leaf, "LEAF's JSON files, of users with examples of numbers")
 FEDERATIONS.add("hdf5", from_tff_hdf5, "an HDF5 file of TensorFlow Federated: EMNIST, CIFAR-100, Shakespeare")
 FEDERATIONS.add(
     "quadratics",

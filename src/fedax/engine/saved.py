@@ -19,6 +19,7 @@ import fedax
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
 from fedax.data.doubts import Doubts, in_words, refuse
+from fedax.data.federated import check_is_array
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import with_head
 from fedax.engine.job import Origin
@@ -199,6 +200,7 @@ class Model:
         for name, (shape, kind) in wanted.items():
             if name not in batch:
                 raise DataError(f"x: there is no column {name!r}; the model takes {', '.join(wanted)}")
+            check_is_array(name, batch[name])
             array = np.asarray(batch[name])
             if array.ndim == 0 or array.shape[1:] != shape:
                 raise DataError(f"{name}: examples of shape {array.shape[1:]}; the model takes {shape}")

@@ -9,6 +9,7 @@ from fedax.data import FEDERATIONS
 from fedax.engine.options import OF_WIRE
 from fedax.errors import ConfigError
 from fedax.experiments.config.sections import PYTHON
+from fedax.experiments.defaults import OWN_TABLES
 
 
 def telling(settings: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     dealt = f"by {data['column']}" if "column" in data else None
     dealt = "as the sites have them" if data["name"] == "nodes" else dealt
     where = {"nodes": "at nodes", PYTHON: "given in Python"}.get(data["name"], data["name"])
-    of_user = data["name"] in ("folder", "csv", "parquet", "arrow", "images", "hdf5")
+    of_user = data["name"] in OWN_TABLES
     unnamed = "given" if of_user or data["name"] == PYTHON else "generated"
     if of_user:  # most settings have their default
         defaults = FEDERATIONS.get(data["name"]).arguments
