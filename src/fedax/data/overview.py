@@ -376,7 +376,7 @@ def _scale_of_label(plan: Plan, facts: Sequence[Facts]) -> list[Note]:
     if plan.label is None:
         return []
     if plan.target == "log":
-        return [Note(plan.label, "log", "losses and metrics are those of its logarithm, predictions are in its units")]
+        return [Note(plan.label, "log", "losses and metrics are of the logarithm, predictions in its units")]
     n, mean, m2 = merge([each.moments("number") for each in facts])
     std = math.sqrt(m2 / max(n, 1))
     if n < _ENOUGH or std <= mean or not all(each.above_zero for each in facts if each.numbers):
