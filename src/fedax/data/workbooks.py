@@ -1,6 +1,5 @@
 """Reads workbooks of Excel: the cells of a sheet become the texts that they would be in a CSV file."""
 
-import contextlib
 import datetime
 import itertools
 import re
@@ -42,16 +41,14 @@ def read_workbook(path: Path, decimal: str | None = None, texts: Sequence[str] =
     _check(path)
     with reading(path, "an Excel workbook"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of forms and styles that openpyxl does not keep
-        values = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        with contextlib.closing(values), contextlib.ExitStack() as opened:
+        with path.open("rb") as file, path.open("rb") as beside:
+            values = openpyxl.load_workbook(file, read_only=True, data_only=True)
             sheets = [sheet for sheet in values.worksheets if sheet.sheet_state == "visible"]
             if not sheets:
-                raise DataError(f"{path}: no sheet is in it")
-            title, formulas = sheets[0].title, None
-            if _has_formulas(path):
-                formulas = openpyxl.load_workbook(path, read_only=True)
-                opened.enter_context(contextlib.closing(formulas))
-            rows = [row for row in _rows(path, sheets[0], formulas and formulas[title]) if any(text for text, _ in row)]
+                raise DataError(f"{path}: no visible sheet is in it")
+            title = sheets[0].title
+            formulas = openpyxl.load_workbook(beside, read_only=True)[title] if _has_formulas(path) else None
+            rows = [row for row in _rows(path, sheets[0], formulas) if any(text for text, _ in row)]
     if len(rows) < 2:
         raise DataError(f"{path}: sheet {shown(title)} has no rows below the names of columns; leave it out")
     columns = list(itertools.zip_longest(*rows, fillvalue=("", False)))
