@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import tomli_w
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedax
@@ -207,6 +209,26 @@ def test_a_workbook_is_what_its_csv_file_is(workbook, tmp_path):
     assert [column.categories for column in ours.transform.columns if column.name == "code"] == [("007", "12", "X9")]
 
 
+CELLS = ["", "1", "01", "1.0", "1.50", "-0", "1e-05", "12E4", "+3", "1,5", "A", "NA", "TRUE", "2024-01-31", "é", " 7"]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(CELLS), min_size=4, max_size=9), st.sampled_from(["number", "category", "text"]))
+def test_texts_of_a_workbook_are_those_of_a_csv_file(workbook, tmp_path, texts, kind):
+    n = len(texts)
+    frame = pd.DataFrame({"c": texts, "k": [str(k) for k in range(n)], "y": ["a", "b"] * 2 + ["a"] * (n - 4)})
+    frame.to_csv(tmp_path / "same.csv", index=False, quoting=1)
+    rows = workbook([list(frame), *frame.to_numpy().tolist()])
+    try:
+        expected = data.from_csv(tmp_path / "same.csv", label="y", columns={"c": kind})
+    except DataError as error:
+        with pytest.raises(DataError, match=str(error).partition(": ")[2][:20].partition("(")[0]):
+            data.from_csv(rows, label="y", columns={"c": kind})
+        return
+    read = data.from_csv(rows, label="y", columns={"c": kind})
+    assert read.transform == expected.transform and np.array_equal(read.examples["x"], expected.examples["x"])
+
+
 def test_workbooks_are_files_of_clients(workbook, tmp_path):
     rows = [["age", "ill"], *([k, "yes" if k % 2 else "no"] for k in range(6))]
     workbook(rows, "north.xlsx")
@@ -398,6 +420,16 @@ def test_sparse_matrices_say_what_they_would_take():
     model = fedax.simulate(fedax.create("fedavg", lr=0.1), task, data_, rounds=1).model
     with pytest.raises(DataError, match="sparse"):
         model.predict(scipy.sparse.eye_array(4))
+
+
+def test_sparse_tables():
+    x = scipy.sparse.csr_array(np.eye(6)[:, :3])
+    with pytest.raises(DataError, match="from_spmatrix"):
+        data.from_frames(x, label="y", client="site")
+    table = pd.DataFrame.sparse.from_spmatrix(x).assign(y=["no", "yes"] * 3, site=list("aabbab"))
+    dense = pd.DataFrame(x.toarray()).assign(y=["no", "yes"] * 3, site=list("aabbab"))
+    first, second = (data.from_frames(each, label="y", client="site") for each in (table, dense))
+    assert first.transform == second.transform and np.array_equal(first.examples["x"], second.examples["x"])
 
 
 def test_tables_in_place_of_arrays():

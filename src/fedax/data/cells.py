@@ -55,9 +55,9 @@ def as_pandas(frame: Any) -> Any:
     if type(frame).__module__.partition(".")[0] == "polars" and hasattr(frame, "to_dict"):
         frame = pandas.DataFrame({name: _of_polars(column) for name, column in frame.to_dict().items()})
     if not isinstance(frame, pandas.DataFrame):
-        makes = next(
-            (f", such as .{call}() makes" for call in ("collect", "compute", "toPandas") if hasattr(frame, call)), ""
-        )
+        calls = {"collect": ".collect()", "compute": ".compute()", "toPandas": ".toPandas()"}
+        calls["nnz"] = "pandas.DataFrame.sparse.from_spmatrix(x)"
+        makes = next((f", such as {call} makes" for name, call in calls.items() if hasattr(frame, name)), "")
         raise DataError(f"table: {type(frame).__name__}; give a DataFrame of pandas or Polars{makes}")
     names = [column_name(name) for name in frame.columns]
     if frame.columns.nlevels > 1 or len({*names}) < len(names):
@@ -72,7 +72,8 @@ def _of_polars(column: Any) -> Any:
     import pandas
 
     whole_with_gaps = str(column.dtype).startswith(("Int", "UInt")) and column.null_count()
-    return pandas.Series(column.to_list(), dtype=object) if whole_with_gaps else column.to_numpy()
+    as_objects = whole_with_gaps or str(column.dtype).startswith("Struct")
+    return pandas.Series(column.to_list(), dtype=object) if as_objects else column.to_numpy()
 
 
 def column_name(name: Any) -> str:
@@ -217,6 +218,8 @@ def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
     """
     import pandas
 
+    if isinstance(column.dtype, pandas.SparseDtype):
+        column = column.sparse.to_dense()
     if isinstance(column.dtype, pandas.CategoricalDtype):
         codes, used = pandas.factorize(column.cat.codes.to_numpy())
         if (gone := np.flatnonzero(used < 0)).size:

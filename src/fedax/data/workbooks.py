@@ -118,9 +118,11 @@ def _text(cell: Any) -> tuple[str, bool]:
         return (value or "").strip(), True
     if isinstance(value, bool):
         return str(value), False
-    if isinstance(value, int | float):
-        code = _ZEROS.fullmatch(cell.number_format or "") and value >= 0 and value == int(value)
-        return text_of(int(value)).zfill(len(cell.number_format)) if code else text_of(value), False
+    if isinstance(value, float):
+        return text_of(value), False
+    if isinstance(value, int):
+        code = _ZEROS.fullmatch(cell.number_format or "") and value >= 0
+        return text_of(value).zfill(len(cell.number_format) if code else 0), False
     if isinstance(value, datetime.date):
         return instant(value), False
     return str(value), False
