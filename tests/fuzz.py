@@ -11,6 +11,8 @@ import bz2
 import collections
 import contextlib
 import copy
+import csv
+import datetime
 import functools
 import gzip
 import importlib
@@ -761,6 +763,25 @@ def read_parquet(folder: Path, content: bytes) -> Any:
     return from_parquet(write(folder / "rows.parquet", content), label="y").examples
 
 
+def workbooks() -> list[bytes]:
+    import openpyxl
+
+    results = []
+    for more in ([1.5], [True, datetime.datetime(2024, 1, 31, 12), "#N/A"]):
+        book, out = openpyxl.Workbook(), io.BytesIO()
+        for k, row in enumerate(csv.reader(ROWS.splitlines())):
+            book.active.append([*row, *(more if k else "abc"[: len(more)])])
+        book.save(out)
+        results.append(out.getvalue())
+    return results
+
+
+def read_excel(folder: Path, content: bytes) -> Any:
+    from fedax.data import from_csv
+
+    return from_csv(write(folder / "rows.xlsx", content), label="y").examples
+
+
 def png(size: int = 5, kind: str = "PNG") -> bytes:
     import PIL.Image
 
@@ -1302,6 +1323,7 @@ def readers() -> dict[str, Callable[[], Reader]]:
         "csv": lambda: Reader(
             read_csv, [ROWS.encode(), ROWS.replace(",", ";").encode("utf-8-sig")], plain, 8, 2_000_000
         ),
+        "excel": lambda: Reader(read_excel, workbooks(), archive, DEFLATE, 8_000_000),
         "parquet": lambda: Reader(read_parquet, parquets(), plain, 8, 2_000_000),
         "arrow": lambda: Reader(read_arrow, arrows(), plain, 8, 2_000_000),
         "hdf5": lambda: Reader(read_hdf5, hdf5s(), plain, 8, 2_000_000),

@@ -111,6 +111,31 @@ def test_all_have_what_the_way_by_files_and_one_process_give(folder, tmp_path):
         assert any(result.digest in line and desk.name in line for line in desks.said)
 
 
+NOTES = {
+    "a": "note,age,cost\na cough at night,40,12.5\nno pain at all,61,800\nworse since then,33,9000.5\n",
+    "b": "note,age,cost\npain and a cough,80,55.5\n,30,1.5\nno pain today,31,7\n",
+}
+
+
+def test_text_and_logarithms_are_those_of_one_process_and_no_word_or_number_leaves(tmp_path):
+    options = {"task": "regression", "columns": {"note": "text"}, "target": "log"}
+    folder = folder_of(tmp_path, NOTES)
+    desks, together = Desks(folder, tmp_path), from_csv(folder, label="cost", **options)
+    result, kept = desks.agree("cost", **options)
+    assert result == together.transform and result.label.target == "log"
+    for desk in desks.desks.values():
+        served = desk._site.data.examples
+        for name, array in together.client(together.names.index(desk.name)).items():
+            assert np.array_equal(served[name], array)
+    assert not any(word in json.dumps(document.to_json()) for document in kept.values() for word in ("cough", "9000.5"))
+    (tmp_path / "bad").mkdir()
+    bad = NOTES | {"b": NOTES["b"].replace("55.5", "-777")}
+    desks = Desks(folder_of(tmp_path / "bad", bad), tmp_path / "bad")
+    with pytest.raises(NodeError, match=r"'b': label 'cost' has 1 number not above 0") as caught:
+        desks.agree("cost", **options)
+    assert "777" not in str(caught.value) and any("-777" in line for line in desks.said)
+
+
 def test_a_node_without_a_transform_is_there_and_refuses_runs(folder, tmp_path):
     desks = Desks(folder, tmp_path)
     about = desks.desks[100].answer(Message({"kind": "hello"})).head

@@ -424,7 +424,7 @@ def test_bad_overrides(setting, way_out):
 
 
 def test_every_data_set_has_a_task_and_a_comparison():
-    own = {"folder", "csv", "parquet", "arrow", "images", "hdf5"}  # one's own data, whose task depends on them
+    own = {"folder", "csv", "parquet", "arrow", "images", "hdf5", "leaf"}  # one's own data, whose task depends on them
     assert set(TASKS_OF) == set(datasets()) - own
     for name in TASKS_OF:
         assert TASKS_OF[name] in tasks()

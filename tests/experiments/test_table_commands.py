@@ -162,7 +162,7 @@ def test_what_is_refused_leaves_no_file(sites):
     refused("there is no column 'il'. did you mean 'ill'", "plan", *first, "--label", "il", "--out", "x")
     refused("a summary of the other exchange", "plan", "hospital-7-second.json", "--label", "ill", "--out", "x")
     refused("give COLUMN=KIND", "plan", *first, "--label", "ill", "--column", "zip", "--out", "x")
-    refused("columns.zip = 'text': give one of", "plan", *first, "--label", "ill", "--column", "zip=text", "--out", "x")
+    refused("columns.zip = 'words'", "plan", *first, "--label", "ill", "--column", "zip=words", "--out", "x")
     (sites / "copy").mkdir()
     (sites / "copy" / first[0]).write_bytes((sites / first[0]).read_bytes())
     twice = (first[0], f"copy/{first[0]}")

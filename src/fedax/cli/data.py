@@ -20,7 +20,7 @@ group = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Table = Annotated[pathlib.Path, typer.Argument(help="The site's table: .csv or .parquet.", show_default=False)]
+Table = Annotated[pathlib.Path, typer.Argument(help="The site's table: .csv, .xlsx or .parquet.", show_default=False)]
 Drop = Annotated[
     list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out; may be repeated.", show_default=False)
 ]
@@ -28,7 +28,9 @@ Label = Annotated[str, typer.Option(metavar="COLUMN", help="The column to predic
 Columns = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="COLUMN=KIND", help="What a column is: number, category or date; may be repeated.", show_default=False
+        metavar="COLUMN=KIND",
+        help="What a column is: number, category, date or text; may be repeated.",
+        show_default=False,
     ),
 ]
 TaskKind = Annotated[str | None, typer.Option(help="classification or regression.", show_default="by the label")]
@@ -38,6 +40,7 @@ Positive = Annotated[
     str | None,
     typer.Option(metavar="CLASS", help="Of two classes the one that metrics are about.", show_default="the rarer one"),
 ]
+Target = Annotated[str | None, typer.Option(help="log: learn the label's logarithm.", show_default="the label itself")]
 Decimal = Annotated[str | None, typer.Option(help="The decimal point of a .csv file.", show_default="found")]
 Encoding = Annotated[str | None, typer.Option(help="Its encoding.", show_default="found")]
 WithLabels = Annotated[
@@ -123,6 +126,7 @@ def plan(
     scale: Scale = "standard",
     max_categories: MostCategories = 50,
     positive: Positive = None,
+    target: Target = None,
 ) -> None:
     """At the coordinator: decide what each column is, from the files of all sites.
 
@@ -139,14 +143,14 @@ def plan(
     from fedax.data import overview
     from fedax.data import plan as plan_of
 
-    target = _new(out, "plan.json")
+    place = _new(out, "plan.json")
     summaries_by_site = _load(summaries, _FIRST)
-    options = (kinds(column), task, scale, max_categories, drop or (), positive)
-    plan_made = plan_of(summaries_by_site, label, *options)  # type: ignore[arg-type]
+    options: Any = (kinds(column), task, scale, max_categories, drop or (), positive, target)
+    plan_made = plan_of(summaries_by_site, label, *options)
     show(overview(plan_made, summaries_by_site))
-    plan_made.save(target)
-    echo(f"Wrote {target} for {plan_made.task} of {_shell_quoted(label)}. If you agree with it, send it to all sites.")
-    echo(f"Next, at each site: fedax data summarize TABLE.csv --plan {_shell_quoted(target.name)}")
+    plan_made.save(place)
+    echo(f"Wrote {place} for {plan_made.task} of {_shell_quoted(label)}. If you agree with it, send it to all sites.")
+    echo(f"Next, at each site: fedax data summarize TABLE.csv --plan {_shell_quoted(place.name)}")
 
 
 def fit(

@@ -164,7 +164,9 @@ def deploy_node(
     link: Link,
     data: Annotated[
         pathlib.Path,
-        typer.Option(help="Its table, .csv or .parquet; or its clients' arrays, as FederatedData.save writes them."),
+        typer.Option(
+            help="Its table, .csv, .xlsx or .parquet; or its clients' arrays, as FederatedData.save writes them."
+        ),
     ],
     key: Annotated[pathlib.Path, typer.Option(help="Its private key; made where it is missing, with KEY.pub.")],
     ca: Annotated[pathlib.Path, typer.Option(help="The link's certificate, ca.pem of its folder.")] = pathlib.Path(

@@ -19,7 +19,7 @@ def predict(
         pathlib.Path, typer.Argument(help="A model: *.safetensors, as in a run folder's models.", show_default=False)
     ],
     source: Annotated[
-        pathlib.Path, typer.Argument(help="New rows: .csv or .parquet; arrays: .npy.", show_default=False)
+        pathlib.Path, typer.Argument(help="New rows: .csv, .xlsx or .parquet; arrays: .npy.", show_default=False)
     ],
     out: Annotated[
         pathlib.Path, typer.Option(help="The .csv or .parquet file to write; has to be new.", show_default=False)
@@ -49,7 +49,8 @@ def predict(
     from fedax.columns import describe, show
     from fedax.experiments.predictions import predict_file
 
-    rows, measured, doubts, written = predict_file(load_model(model), source, out, decimal, encoding, strict)
+    loaded = load_model(model)
+    rows, measured, doubts, written = predict_file(loaded, source, out, decimal, encoding, strict)
     if written:
         echo(f"note: {source} is read as {written}")
     echo(f"{rows} predictions: {out}")
@@ -62,7 +63,9 @@ def predict(
     if measured:
         figures = {f"test_{name}": value for name, value in measured.items()}
         texts = [f"{describe(name).label.removeprefix('Test ')} {show(name, value)}" for name, value in figures.items()]
-        echo(f"The rows have labels: {', '.join(texts)}")
+        label = None if loaded.transform is None else loaded.transform.label
+        scale = " (of its logarithm)" if label is not None and label.target == "log" else ""
+        echo(f"The rows have labels{scale}: {', '.join(texts)}")
 
 
 def diagnose(

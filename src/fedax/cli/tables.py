@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedax.cli.console import echo
-from fedax.cli.data import Columns, Drop, Label, MostCategories, Positive, Scale, TaskKind
+from fedax.cli.data import Columns, Drop, Label, MostCategories, Positive, Scale, Target, TaskKind
 
 if TYPE_CHECKING:
     from fedax.data import Plan, Summary
@@ -33,6 +33,7 @@ def tables(
     scale: Scale = "standard",
     max_categories: MostCategories = 50,
     positive: Positive = None,
+    target: Target = None,
     out: Annotated[
         pathlib.Path | None,
         typer.Option(help="Folder for what is agreed; has to be new or empty.", show_default="FOLDER/tables"),
@@ -61,29 +62,30 @@ def tables(
     from fedax.flower import deploy as deployment
 
     chosen = kinds(column)
-    target = _fresh(folder / _DEFAULT if out is None else out, moved=out is None)
+    place = _fresh(folder / _DEFAULT if out is None else out, moved=out is None)
     files: dict[str, str] = {}
     sent: dict[str, dict[str, Any]] = {}
 
     def planned(first: "Mapping[str, Summary]") -> "Plan":
-        return plan(first, label, chosen, task, scale, max_categories, drop or (), positive)  # type: ignore[arg-type]
+        options: Any = (chosen, task, scale, max_categories, drop or (), positive, target)
+        return plan(first, label, *options)
 
     def keep(what: str, client: str | None, document: "Document") -> None:
-        target.mkdir(exist_ok=True)
-        document.save(target / (f"{what}.json" if client is None else f"{_file(client, files)}-{what}.json"))
+        place.mkdir(exist_ok=True)
+        document.save(place / (f"{what}.json" if client is None else f"{_file(client, files)}-{what}.json"))
         sent.setdefault(what, {})[client or ""] = document
 
     say = lambda line: echo(line, err=True)  # noqa: E731
     with deployment.transport_at(link, folder, say, "tables") as transport:
         transform = agree(transport, label, planned, keep, nodes=nodes, timeout=timeout, say=say)
     columns = overview(sent["plan"][""], sent["first"], sent["second"])
-    columns.save(target / "overview.json")
+    columns.save(place / "overview.json")
     show(columns)
-    experiment = target / "experiment.toml"
+    experiment = place / "experiment.toml"
     rows = sum(each.rows for each in sent["first"].values())
     _write_experiment(experiment, rows, (len(transform.features) + 1) * len(transform.classes or [0]))
     echo(f"All {len(files)} nodes have the transform {transform.digest}: {len(transform.features)} features.")
-    echo(f"What was sent, and what came of it: {target}")
+    echo(f"What was sent, and what came of it: {place}")
     count = f" --nodes {nodes}" if nodes is not None else ""
     usual = "" if folder == pathlib.Path("link") else f" --folder {shlex.quote(str(folder))}"
     run = f"fedax deploy run {shlex.quote(str(experiment))} --link {shlex.quote(link)}{usual}{count}"

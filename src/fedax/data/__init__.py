@@ -9,6 +9,7 @@ from fedax.data.federated import FederatedData
 from fedax.data.generators import linear_regression, quadratics, sparse_regression, synthetic
 from fedax.data.hdf5 import from_tff_hdf5
 from fedax.data.heart import fed_heart_disease, heart
+from fedax.data.leaf import from_leaf
 from fedax.data.overview import Note, Overview, overview
 from fedax.data.partitions import (
     by_column,
@@ -62,6 +63,7 @@ __all__ = [
     "from_csv",
     "from_frames",
     "from_image_folders",
+    "from_leaf",
     "from_parquet",
     "from_tff_hdf5",
     "growing",
@@ -168,6 +170,7 @@ FEDERATIONS.add(
 FEDERATIONS.add("heart", heart, SETS.get("heart").summary)
 FEDERATIONS.add("fed_heart_disease", fed_heart_disease, "heart as FLamby's benchmark prepares it")
 FEDERATIONS.add("images", from_image_folders, "your own clients' pictures, in folders <client>/<class>")
+FEDERATIONS.add("leaf", from_leaf, "LEAF's JSON files, of users with examples of numbers")
 FEDERATIONS.add("hdf5", from_tff_hdf5, "an HDF5 file of TensorFlow Federated: EMNIST, CIFAR-100, Shakespeare")
 FEDERATIONS.add(
     "quadratics",

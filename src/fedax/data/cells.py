@@ -14,7 +14,7 @@ import numpy as np
 
 from fedax.errors import DataError
 
-Texts = Literal["written", "numeric", "truth"]  # when two cells are the same: see :func:`cells`
+Texts = Literal["written", "numeric", "truth", "whole"]  # when two cells are the same: see :func:`cells`
 Truth = Literal["", "digits", "words"]
 LARGE = 1e100  # larger numbers are clipped, as their squares leave float64; no number beyond float32 becomes a feature
 LARGEST = float(np.finfo(np.float32).max)
@@ -55,7 +55,10 @@ def as_pandas(frame: Any) -> Any:
     if type(frame).__module__.partition(".")[0] == "polars" and hasattr(frame, "to_dict"):
         frame = pandas.DataFrame({name: _of_polars(column) for name, column in frame.to_dict().items()})
     if not isinstance(frame, pandas.DataFrame):
-        raise DataError(f"table: a {type(frame).__name__}; give a DataFrame of pandas or Polars")
+        calls = {"collect": ".collect()", "compute": ".compute()", "toPandas": ".toPandas()"}
+        calls["nnz"] = "pandas.DataFrame.sparse.from_spmatrix(x)"
+        makes = next((f", such as {call} makes" for name, call in calls.items() if hasattr(frame, name)), "")
+        raise DataError(f"table: {type(frame).__name__}; give a DataFrame of pandas or Polars{makes}")
     names = [column_name(name) for name in frame.columns]
     if frame.columns.nlevels > 1 or len({*names}) < len(names):
         raise DataError("table: two columns have the same name; rename one")
@@ -69,7 +72,8 @@ def _of_polars(column: Any) -> Any:
     import pandas
 
     whole_with_gaps = str(column.dtype).startswith(("Int", "UInt")) and column.null_count()
-    return pandas.Series(column.to_list(), dtype=object) if whole_with_gaps else column.to_numpy()
+    as_objects = whole_with_gaps or str(column.dtype).startswith("Struct")
+    return pandas.Series(column.to_list(), dtype=object) if as_objects else column.to_numpy()
 
 
 def column_name(name: Any) -> str:
@@ -157,6 +161,7 @@ class Cells:
         missing: bool [n]; empty cells, and NaN and infinities of columns of numbers.
         words: how many cells are neither number, date nor missing.
         marks: how many of these are a usual mark of a missing value, such as ``?`` and ``NA``.
+        prose: how many of these are text of four words or more.
         codes: [n] the number of each cell's text, or −1 where it is missing.
         different: how many texts there are.
         odd: whether a cell is not written as numbers are: a word, or a number such as 007 or 1e5.
@@ -174,8 +179,10 @@ class Cells:
         marks: int = 0,
         odd: bool = False,
         truth: Truth = "",
+        prose: int = 0,
     ):
         self.numbers, self.days, self.missing, self.words, self.marks = numbers, days, missing, words, marks
+        self.prose = prose
         self.odd, self.truth, self._coded, self._texts = odd, truth, coded, texts
 
     @functools.cached_property
@@ -204,13 +211,15 @@ def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
         name: of the column, for errors.
         texts: when two cells are the same. ``"written"``: if they are written alike. ``"numeric"``: also if they are
             plain numbers of one value, as 1 and 1.0 are. ``"truth"``: also if both are true, or both false, as True,
-            true and 1 are.
+            true and 1 are. ``"whole"``: as ``"numeric"``, and not only the first 200 characters count.
 
     Raises:
         DataError: they hold lists, tables or other things without a text of their own.
     """
     import pandas
 
+    if isinstance(column.dtype, pandas.SparseDtype):
+        column = column.sparse.to_dense()
     if isinstance(column.dtype, pandas.CategoricalDtype):
         codes, used = pandas.factorize(column.cat.codes.to_numpy())
         if (gone := np.flatnonzero(used < 0)).size:
@@ -246,7 +255,7 @@ def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
             days,
             missing,
             lambda: pandas.factorize(column),
-            lambda values: [_instant(value) for value in values],
+            lambda values: [instant(value) for value in values],
             odd=not missing.all(),
             truth="digits" if missing.all() else "",
         )
@@ -280,6 +289,7 @@ def _with_words(column: Any, name: str, texts: Texts) -> Cells:
         words.words,
         words.marks,
         words.odd,
+        prose=words.prose,
     )
 
 
@@ -294,7 +304,7 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
     n = len(values)
     texts = [_written(value, name) for value in values]
     numbers, days = np.full(n + 1, np.nan), np.full(n + 1, np.nan)
-    missing, words, marks = np.zeros(n + 1, bool), np.zeros(n + 1, bool), np.zeros(n + 1, bool)
+    missing, words, marks, prose = np.zeros((4, n + 1), bool)
     missing[n] = True  # of code −1
     odd = truth_words = False
     truths = True
@@ -315,11 +325,13 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
                 days[k] = _day(text) if _DATE.fullmatch(text) else np.nan
             words[k] = np.isnan(numbers[k]) and np.isnan(days[k])
             marks[k] = words[k] and text.lower() in _MARKS
+            prose[k] = words[k] and text.count(" ") >= 3
     numbers = np.clip(numbers, -LARGE, LARGE)
 
     def coded() -> tuple[np.ndarray, list[str]]:
         found: dict[str, int] = {}
-        keys = [_key(text, number, same)[:_LONG] for text, number in zip(texts, numbers.tolist(), strict=False)]
+        most = None if same == "whole" else _LONG
+        keys = [_key(text, number, same)[:most] for text, number in zip(texts, numbers.tolist(), strict=False)]
         of_value = [found.setdefault(key, len(found)) if key else -1 for key in keys]
         return np.array([*of_value, -1])[codes], list(found)
 
@@ -333,6 +345,7 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
         int(marks[codes].sum()),
         odd,
         ("words" if truth_words else "digits") if truths else "",
+        int(prose[codes].sum()),
     )
 
 
@@ -357,7 +370,7 @@ def _written(value: Any, name: str) -> str:
     if isinstance(value, int | float | np.number):
         return text_of(value) if isinstance(value, int | np.integer) or math.isfinite(value) else ""
     if hasattr(value, "isoformat") and hasattr(value, "year"):
-        return _instant(value)
+        return instant(value)
     if hasattr(value, "as_tuple"):  # a Decimal
         return _normal(f"{value:f}", float(value)) if value.is_finite() else ""
     raise DataError(f"column {shown(name)}: it holds a {type(value).__name__}; give numbers, texts and dates")
@@ -454,7 +467,7 @@ def _normal(text: str, value: float) -> str:
     return "0" if value == 0 else _as_written(text, value)
 
 
-def _instant(value: Any) -> str:
+def instant(value: Any) -> str:
     """A date or an instant as the text that :func:`_date_text` makes of how it is written."""
     return _date_text(value.isoformat())
 

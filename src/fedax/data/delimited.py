@@ -18,8 +18,8 @@ from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level
 from fedax.files import regular
 
 _NO_TEXT = {  # how files begin that are no text
-    b"PK\x03\x04": "it is a ZIP archive or an Excel workbook; unpack it, or save the sheet as CSV",
-    b"\xd0\xcf\x11\xe0": "it is an Excel workbook; save the sheet as CSV",
+    b"PK\x03\x04": "it is a ZIP archive or an Excel workbook; unpack it, or name it .xlsx",
+    b"\xd0\xcf\x11\xe0": "it is an old Excel workbook; save it as .xlsx",
     b"PAR1": "it is a Parquet file; read it as such",
 }
 _BEGIN = 65_536  # characters of a file that tell what separates its cells; the names of its columns are in them
@@ -83,11 +83,15 @@ def read_csv(
     if not rows.num_rows:
         raise DataError(f"{path}: it has no rows below the names of columns; leave it out")
     exact = {*map(column_name, texts)} & {*names}
-    columns = {name: rows[name].to_pandas() if name in exact else _stored(rows[name]) for name in names}
+    columns = {name: rows[name].to_pandas() if name in exact else stored(rows[name]) for name in names}
     del rows
-    vote = _read_numbers(path, columns, exact.union(map(column_name, drop)), decimal)
+    vote = read_numbers(path, columns, exact.union(map(column_name, drop)), decimal)
     import pandas
+    import pyarrow
 
+    for name in names:
+        if name not in exact and columns[name].dtype == object:
+            columns[name] = stored(pyarrow.array(columns[name], pyarrow.string(), from_pandas=True))
     read = pandas.DataFrame(columns)
     usual = {"separated by {!r}": ",", "decimals with {!r}": ".", "text in {}": "UTF-8"}
     ways = zip(usual.items(), (separator, vote, found), strict=True)
@@ -172,14 +176,19 @@ def _header(path: Path, content: bytes) -> tuple[list[str], str, int]:
         raise DataError(f"{path}: its first line is too long for the names of columns; is it a CSV file?")
     if row and row[-1].endswith(_END):
         raise DataError(f"{path}: line 1: a quote is not closed, and its cell runs to the end of the file; close it")
-    names = [column_name(" ".join(name.split())) for name in row]
-    if len(names) > 10_000:
+    if len(row) > 10_000:
         raise DataError(f"{path}: its first line is too long for the names of columns; is it a CSV file?")
+    return names_of(path, row), separator, len((start[:first] + "".join(lines[:end])).encode())
+
+
+def names_of(path: Path, row: Sequence[str]) -> list[str]:
+    """The names of columns, from the cells of the first row."""
+    names = [column_name(" ".join(name.split())) for name in row]
     if "" in names or len({*names}) < len(names):
         twice = next((name for k, name in enumerate(names) if name in names[:k]), "")
         what = f"two columns are called {shown(twice)}" if twice else f"column {names.index('') + 1} has no name"
         raise DataError(f"{path}: {what}; the first line has to name each column")
-    return names, separator, len((start[:first] + "".join(lines[:end])).encode())
+    return names
 
 
 def _rows(lines: Sequence[str], separator: str) -> list[tuple[list[str], int]]:
@@ -337,7 +346,7 @@ def _is_number(text: str) -> bool:
     return any(kind.fullmatch(text) for kind in (_COMMA, _POINT, _DOTS)) or not np.isnan(number(text))
 
 
-def _read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: str | None) -> str:
+def read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: str | None) -> str:
     """Write the numbers of all columns ``but`` some with a decimal point and without marks of thousands.
 
     A number such as 1,5 or 1.234,5 tells what its marks are, one such as 1,234 does not: others of its column do, then
@@ -346,8 +355,6 @@ def _read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: s
     Returns:
         What decimals are written with in this file.
     """
-    import pyarrow
-
     found: dict[str, _Numbers] = {}
 
     def look(name: str, texts: list[str]) -> None:
@@ -382,7 +389,7 @@ def _read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: s
         texts = _different(column)
         changed = {text: _with_point(text.strip(), marks, dotted, decimal) for text in texts}
         if any(text.strip() != new for text, new in changed.items()):
-            columns[name] = _stored(pyarrow.array(column.astype(object).map(changed), from_pandas=True))
+            columns[name] = column.astype(object).map(changed)
     return vote or "."
 
 
@@ -417,7 +424,7 @@ def _with_floats(column: Any, numbers: np.ndarray) -> Any:
     return type(column)(numbers if mixed is None else type(mixed)(numbers, mixed.codes, mixed.words))
 
 
-def _stored(texts: Any) -> Any:
+def stored(texts: Any) -> Any:
     """A column of pandas that takes little memory, from texts of Arrow: numbers, where these say how they are written,
     or are more than 1000, so that they are no categories; numbers and a few words; or each text once."""
     import pandas

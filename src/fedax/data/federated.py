@@ -407,7 +407,33 @@ def _difference(client: Examples, first: Examples) -> str:
     return f"its structure {jax.tree.structure(client)} is not that of client 0, {jax.tree.structure(first)}"
 
 
+def check_is_array(name: str, leaf: Any) -> None:
+    """Refuse what other libraries have in place of arrays, with the lines that convert it.
+
+    Raises:
+        DataError: it is a sparse matrix, a data set of PyTorch, or a table that :func:`fedax.data.from_frames` reads.
+    """
+    kind, package = type(leaf).__name__, type(leaf).__module__.partition(".")[0]
+    if hasattr(leaf, "nnz") and hasattr(leaf, "toarray"):
+        size = 4 * int(np.prod(leaf.shape, dtype=np.int64))
+        way_out = f"x = x.astype(np.float32).toarray(), which takes {_in_bytes(size)}"
+        raise DataError(f"{name}: a sparse {kind} of shape {leaf.shape}; fedax computes with dense arrays: {way_out}")
+    if package in ("datasets", "polars", "pyarrow"):
+        raise DataError(f"{name}: a {kind}; fedax.data.from_frames(table, label=…, client=…) reads it")
+    if hasattr(leaf, "__getitem__") and not hasattr(leaf, "__array__") and not isinstance(leaf, Sequence):
+        way_out = "x, y = map(np.stack, zip(*(dataset[k] for k in range(len(dataset))))); data = {'x': x, 'y': y}"
+        pictures = "of pictures with channels first also x = np.moveaxis(x, 1, -1)"
+        raise DataError(f"{name}: a {kind}, not arrays: {way_out}; {pictures}")
+    if hasattr(leaf, "__iter__") and hasattr(leaf, "dataset"):
+        raise DataError(f"{name}: a {kind}; give arrays of its .dataset, and batch_size to the run")
+
+
+def _in_bytes(size: int) -> str:
+    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
+
+
 def _array(name: str, leaf: Any) -> np.ndarray:
+    check_is_array(name, leaf)
     try:
         return np.asarray(leaf)
     except Exception as error:  # whatever the object's own conversion raises, such as a tensor's on a GPU

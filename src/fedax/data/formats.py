@@ -214,7 +214,7 @@ def read_leaf(folder: Path) -> Iterator[tuple[str, list, list]]:
     """The users of a LEAF data set who have examples: name, examples x and labels y, as the JSON files have them.
 
     Args:
-        folder: with files ``*.json``, such as ``femnist/data/train``; read in the order of their names.
+        folder: with files ``*.json``, such as ``femnist/data/train``; read in the order of their names. Or one file.
 
     Raises:
         DataError: no such file, another structure, a user that occurs twice, or no example at all.
@@ -222,7 +222,7 @@ def read_leaf(folder: Path) -> Iterator[tuple[str, list, list]]:
     Source:
         Caldas et al. 2018 (LEAF): ``{"users": […], "num_samples": […], "user_data": {user: {"x": […], "y": […]}}}``.
     """
-    files = sorted(folder.glob("*.json"))
+    files = [folder] if folder.is_file() else sorted(folder.glob("*.json"))
     if not files:
         raise DataError(f"{folder}: no .json file in it")
     seen = set()

@@ -18,7 +18,7 @@ _COLUMNS = 60  # the most columns in the table, those with a note first
 _MOST_NOTES = 12  # notes of one kind that get a line each
 _ENOUGH = 20  # rows, to conclude anything from
 
-Looks = Literal["identifier", "date", "copy", "constant", "site", "spelling", "unread", "missing"]
+Looks = Literal["identifier", "date", "copy", "constant", "site", "spelling", "unread", "missing", "skewed", "log"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Note(Strict):
         column: its name.
         looks: ``"identifier"``, ``"date"``, or ``"copy"`` of the label: it looks like one; ``"constant"``: nearly;
             ``"site"``: it tells the site; ``"spelling"``: one number is written in several ways; ``"unread"``: cells
-            cannot be read; ``"missing"``: in most rows of a site.
+            cannot be read; ``"missing"``: in most rows of a site; of a label ``"skewed"``: its logarithm may be the
+            better target; ``"log"``: its logarithm is learned.
         why: what makes it look so.
 
     Example:
@@ -54,6 +55,8 @@ _LOOKS = {  # of one column, of several
     "spelling": ("has one number in several spellings", "have one number in several spellings"),
     "unread": ("has cells that cannot be read", "have cells that cannot be read"),
     "missing": ("is missing in most rows of a site", "are missing in most rows of a site"),
+    "skewed": ("is skewed", "are skewed"),
+    "log": ("is learned as its logarithm", "are learned as their logarithms"),
 }
 
 
@@ -72,7 +75,7 @@ class Described(Strict):
     """
 
     name: str
-    kind: Literal["label", "number", "category", "date", "dropped"]
+    kind: Literal["label", "number", "category", "date", "text", "dropped"]
     missing: tuple[float, ...]
     mean: tuple[float | None, ...]
     commonest: tuple[str | None, ...]
@@ -221,6 +224,7 @@ def overview(
         - to have one number in several spellings, if categories such as 1 and 1.0 are there beside words or codes;
         - to have cells that cannot be read, if a number or date has words, which then count as missing, or if labels
           are marks of a missing value, such as NA, which then are classes;
+        - skewed, if it is a label of numbers above 0 whose standard deviation is above their mean;
         - missing, if it is so in more than half the rows of a client with 20 rows or more.
 
     Source:
@@ -249,6 +253,8 @@ def overview(
         notes.append(Note(plan.label, "spelling", why))
     if plan.label is not None and plan.task == "classification":
         notes += _marks_as_class(plan.label, facts[plan.label], by_client)
+    elif plan.label is not None:
+        notes += _scale_of_label(plan, facts[plan.label])
     for name in plan.columns:
         note = _note(name, plan, facts[name], by_client, answers)
         notes += [] if note is None else [note]
@@ -365,6 +371,20 @@ def _note(
     return None
 
 
+def _scale_of_label(plan: Plan, facts: Sequence[Facts]) -> list[Note]:
+    """Of a label that is a number: whether its logarithm is learned, or might be."""
+    if plan.label is None:
+        return []
+    if plan.target == "log":
+        return [Note(plan.label, "log", "losses and metrics are of the logarithm, predictions in its units")]
+    n, mean, m2 = merge([each.moments("number") for each in facts])
+    std = math.sqrt(m2 / max(n, 1))
+    if n < _ENOUGH or std <= mean or not all(each.above_zero for each in facts if each.numbers):
+        return []
+    why = f"all above 0, mean {mean:.3g}, standard deviation {std:.3g}"
+    return [Note(plan.label, "skewed", f'{why}; target="log" learns its logarithm')]
+
+
 def _cannot_be_read(name: str, kind: str, facts: Sequence[Facts], given: Mapping[str, Summary]) -> list[Note]:
     counts = {client: _unread(kind, kind == "number", each) for client, each in zip(given, facts, strict=True)}
     shares = {client: n / max(given[client].rows, 1) for client, n in counts.items() if n}
@@ -430,6 +450,8 @@ _DATED = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T].*)?")
 
 
 def _dated(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]) -> str:
+    if kind == "text":
+        return ""
     if kind == "date":
         return "used as days and the time of the year"
     if kind == "category":

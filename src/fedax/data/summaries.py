@@ -7,7 +7,9 @@ distributed over the clients.
 """
 
 import itertools
+import json
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -33,7 +35,7 @@ from fedax.data.cells import (
     series,
     shown,
 )
-from fedax.data.transform import Column, Document, Label, Strict, Transform
+from fedax.data.transform import Column, Document, Label, Strict, Transform, to_scale
 from fedax.errors import ConfigError, DataError, complete
 from fedax.numbers import check_count
 
@@ -49,8 +51,10 @@ _ROWS = 2_000  # rows of a client that are used to measure how well a column alo
 _OFTEN = 5  # occurrences of a value that are needed for this; with fewer a prediction would be chance
 _CLASSES = 20  # the most different whole numbers of a label that are taken for classes
 
-KINDS = ("number", "category", "date", "drop")
-Kind = Literal["number", "category", "date"]
+WORDS = 256  # features of a column of text
+
+KINDS = ("number", "category", "date", "text", "drop")
+Kind = Literal["number", "category", "date", "text"]
 
 
 class UnreadLabel(DataError):
@@ -75,6 +79,8 @@ class Facts(Strict):
         marks: of the words, those that usually mark a missing value, such as ? and NA.
         odd: whether a cell is not written as numbers are: a word, or a number such as 007.
         truth: ``"words"``: all cells are truth values, some of them as words; ``"digits"``: all are 0 or 1; or ``""``.
+        prose: of the words, those with text of four words or more.
+        above_zero: whether all numbers are above 0.
     """
 
     missing: int = 0
@@ -91,10 +97,12 @@ class Facts(Strict):
     marks: int = 0
     odd: bool = False
     truth: Literal["", "digits", "words"] = ""
+    prose: int = 0
+    above_zero: bool = False
 
     def __post_init__(self) -> None:
         counts = [self.missing, self.numbers, self.dates, self.words, self.whole, self.different, self.commonest]
-        counts += [self.marks, self.words - self.marks]
+        counts += [self.marks, self.words - self.marks, self.prose, self.words - self.prose]
         moments = [self.mean, self.m2, self.day, self.day_m2]
         if min(counts) < 0 or max(counts) > 2**53 or min(self.m2, self.day_m2) < 0:
             raise DataError("counts and squares have to be at least 0")
@@ -216,6 +224,11 @@ class Planned(Strict):
         if not (abs(self.mean) <= LARGE and 0 <= self.std <= LARGE):
             raise DataError("mean and std have to be finite, std at least 0")
 
+    @property
+    def counted(self) -> bool:
+        """Whether clients count its texts, or its values in bins."""
+        return self.kind == "category" or (self.missing and self.kind != "text")
+
 
 @dataclass(frozen=True)
 class Plan(Document):
@@ -230,6 +243,7 @@ class Plan(Document):
         max_categories: the most categories of a column that get a feature.
         texts: when two labels are the same class: see :class:`Column`.
         positive: of two classes that which comes last, if it is said.
+        target: ``"log"``: the logarithm of the label is learned: see :class:`Label`.
 
     Raises:
         DataError: values that do not go together.
@@ -248,11 +262,14 @@ class Plan(Document):
     max_categories: int = 50
     texts: Texts = "numeric"
     positive: str | None = None
+    target: Literal["log"] | None = None
     form: ClassVar[str] = "plan"
 
     def __post_init__(self) -> None:
         if self.max_categories < 1 or self.label in self.columns:
             raise DataError("plan: max_categories has to be at least 1, and the label is none of the columns")
+        if self.target is not None and self.task != "regression":
+            raise DataError(f"plan: target {self.target!r} is of a regression")
 
 
 @complete
@@ -286,14 +303,15 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
     label = None if plan.label is None else cells(series(frame, plan.label, "label"), plan.label, plan.texts)
     if label is not None and plan.label is not None and plan.task == "regression":
         check_range(plan.label, label.numbers, frame[plan.label])
+        label.numbers = to_scale(label.numbers, plan.label, plan.target, frame[plan.label])
     counts, alone, reach = {}, {}, {}
     for name, planned in plan.columns.items():
         column = cells(series(frame, name), name, planned.texts)
         if planned.kind == "number":
             check_range(name, column.numbers, frame[name])
-        if planned.kind != "category" and planned.std > 0:
+        if planned.kind in ("number", "date") and planned.std > 0:
             reach[name] = _reach(column.numbers if planned.kind == "number" else column.days, planned)
-        if planned.kind == "category" or planned.missing:
+        if planned.counted:
             counts[name] = _counts(column, planned)
         if label is not None:
             alone[name] = _alone(column, planned.kind, label, plan.task)
@@ -321,6 +339,8 @@ def _facts(column: Cells) -> Facts:
         marks=column.marks,
         odd=column.odd,
         truth=column.truth,
+        prose=column.prose,
+        above_zero=bool(len(numbers) and (numbers > 0).all()),
     )
 
 
@@ -355,8 +375,9 @@ def _reach(values: np.ndarray, planned: Planned) -> tuple[int, int]:
 
 
 def _alone(column: Cells, kind: Kind, label: Cells, task: str) -> Alone:
-    values = column.codes.astype(float) if kind == "category" else column.numbers if kind == "number" else column.days
-    good = ~(column.missing if kind == "category" else np.isnan(values))
+    texts = kind in ("category", "text")
+    values = column.codes.astype(float) if texts else column.numbers if kind == "number" else column.days
+    good = ~(column.missing if texts else np.isnan(values))
     good &= label.codes >= 0 if task == "classification" else ~np.isnan(label.numbers)
     rows = np.flatnonzero(good)
     rows = rows[:: -(-len(rows) // _ROWS) or 1]
@@ -364,7 +385,7 @@ def _alone(column: Cells, kind: Kind, label: Cells, task: str) -> Alone:
     if not len(rows):
         return Alone()
     if task == "regression":
-        if kind == "category":
+        if texts:
             return Alone(len(rows))
         y = label.numbers[rows]
         (mean, xx), (target, yy) = _moments(x), _moments(y)
@@ -373,11 +394,11 @@ def _alone(column: Cells, kind: Kind, label: Cells, task: str) -> Alone:
     each, codes = np.unique(x, return_inverse=True)
     most = int(np.bincount(y).max())
     right = most
-    if kind == "category" or len(each) <= max(_CLASSES, 2 * len(classes)):
+    if texts or len(each) <= max(_CLASSES, 2 * len(classes)):
         times = np.bincount(codes * len(classes) + y, minlength=len(each) * len(classes)).reshape(len(each), -1)
         often = times.sum(1) >= _OFTEN
         right = int(times[often].max(1, initial=0).sum() + times[~often].sum(0).max())
-    if kind != "category" and len(classes) <= _CLASSES:
+    if not texts and len(classes) <= _CLASSES:
         order = np.argsort(x, kind="stable")
         below = np.cumsum(y[order][:, None] == np.arange(len(classes)), axis=0)  # [rows, classes], up to each row
         at = np.flatnonzero(np.diff(x[order]))
@@ -402,6 +423,7 @@ def plan(
     max_categories: int = 50,
     drop: Sequence[str] = (),
     positive: str | float | None = None,
+    target: Literal["log"] | None = None,
 ) -> Plan:
     """What each column is, from the clients' first summaries.
 
@@ -413,7 +435,8 @@ def plan(
     Args:
         summaries: one a client, by its name or in a list.
         label: the column to predict. ``None``: there is none.
-        columns: column -> ``"number"``, ``"category"``, ``"date"`` or ``"drop"``, where you know better.
+        columns: column -> ``"number"``, ``"category"``, ``"date"``, ``"text"`` or ``"drop"``, where you know better.
+            Text becomes the counts of its words, in 256 features that their hash values choose.
         task: default: classes, where the label has texts, or whole numbers of which no client has more than 20.
         scale: ``"standard"``: numbers and dates get mean 0 and standard deviation 1 over all clients' rows. ``None``:
             numbers stay as they are; so does ``"none"``, for configurations.
@@ -421,6 +444,7 @@ def plan(
         drop: columns that are left out: the same as ``"drop"`` in ``columns``.
         positive: of two classes, the one that metrics are about. Default: the one that fewer rows have; the last one
             where both have as many.
+        target: ``"log"``: learn the logarithm of a label that is a number above 0; predictions are in its own units.
 
     Raises:
         ConfigError: an option that cannot be used.
@@ -441,6 +465,8 @@ def plan(
         raise ConfigError("task", task, 'give "classification" or "regression"')
     if scale not in (None, "none", "standard"):
         raise ConfigError("scale", scale, 'give "standard", or "none" for numbers as they are')
+    if target not in (None, "log"):
+        raise ConfigError("target", target, 'give "log" for the logarithm of the label, or leave it out')
     check_count("max_categories", max_categories)
     for name, kind in chosen.items():
         if kind not in KINDS:
@@ -477,8 +503,13 @@ def plan(
             _check_size(label, mean, math.sqrt(m2 / max(1, sum(each.rows for each in by_client.values()))), False)
     if positive is not None:
         positive = _class_text(positive, label, task, texts)
+    if target is not None and task != "regression":
+        raise ConfigError(
+            "target", target, "this is for a label that is a number, and here it has classes; leave it out"
+        )
     scaled = "standard" if scale == "standard" else None
-    return Plan(used, label, task or "classification", dropped, scaled, max_categories, texts, positive)  # type: ignore[arg-type]
+    task = task or "classification"
+    return Plan(used, label, task, dropped, scaled, max_categories, texts, positive, target)  # type: ignore[arg-type]
 
 
 def _class_text(positive: Any, label: str | None, task: str | None, texts: Texts) -> str:
@@ -570,9 +601,12 @@ def _decide(name: str, facts: Sequence[Facts], chosen: str | None, scaled: bool)
         kind = likely.removesuffix("s") if (total[likely] >= 0.9 * said or many) and said and not truths else "category"
         if kind == "number" and _differ_beyond_floats(facts):
             kind = "category"
+    if kind == "text":
+        return Planned("text", missing=total["missing"] > 0, texts="whole")
     if kind == "category":
         if chosen is None and (why := identifying(facts)):
-            return why
+            prose = 2 * sum(each.prose for each in facts) >= present
+            return f'{why}; columns={{{_bare(name)}="text"}} uses hashed words' if prose else why
         return Planned("category", missing=total["missing"] > 0, texts=texts)
     texts = "truth" if texts == "truth" else "numeric"
     n, mean, m2 = merge([each.moments(kind) for each in facts])
@@ -591,6 +625,11 @@ def _differ_beyond_floats(facts: Sequence[Facts]) -> bool:
     """Whether these are whole numbers of more digits than a float has, and differ in those alone: names of things."""
     n, mean, m2 = merge([each.moments("number") for each in facts])
     return n > 0 and abs(mean) >= 2**53 and m2 <= (1e-12 * mean) ** 2 * n and any(each.different > 1 for each in facts)
+
+
+def _bare(name: str) -> str:
+    """A key of TOML."""
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
 
 
 def identifying(facts: Sequence[Facts]) -> str | None:
@@ -704,7 +743,7 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
     """
     by_client = _by_name(summaries, "counts")
     classes = [plan.label] if plan.label is not None and plan.task == "classification" else []
-    wanted = [name for name, column in plan.columns.items() if column.kind == "category" or column.missing] + classes
+    wanted = [name for name, column in plan.columns.items() if column.counted] + classes
     for client, summary in by_client.items():
         if {*summary.counts} != {*wanted} or summary.plan not in (None, plan.digest):
             raise DataError(f"{client}: its summary answers another plan; make it anew: summarize(table, plan)")
@@ -727,7 +766,7 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
             if classes
             else None
         )
-        label = Label(plan.label, names, plan.texts)
+        label = Label(plan.label, names, plan.texts, plan.target)
     return Transform(tuple(columns), label, dropped)
 
 
@@ -736,6 +775,8 @@ def _fitted(
 ) -> Column | None:
     if planned.kind == "category":
         return _categories(name, planned, counts, plan.max_categories)
+    if planned.kind == "text":
+        return Column(name, "text", missing=planned.missing, texts=planned.texts, hashed=WORDS)
     if planned.std == 0:
         return Column(name, "flag", missing=True, texts=planned.texts)
     fill = _median(planned, counts) if planned.missing else None

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedax.data import workbooks
 from fedax.data.cells import (
     CellError,
     Cells,
@@ -40,14 +41,16 @@ from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
 from fedax.files import name_of, regular
 
+TABLES = (".csv", ".csv.gz", ".parquet", *workbooks.ENDINGS)  # the endings of :func:`read_table`
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
+Target = Literal["log"] | None
 Files = str | os.PathLike | Sequence[str | os.PathLike]
 
 
 @complete
 def from_frames(
-    frames: Mapping[str, Any],
+    frames: Any,
     label: str | None = None,
     columns: Mapping[str, str] | None = None,
     task: Task = None,
@@ -57,18 +60,23 @@ def from_frames(
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
     positive: str | float | None = None,
+    client: str | None = None,
+    target: Target = None,
 ) -> FederatedData:
     """Clients' tables as arrays, with a transform that is fitted as a federation would, from summaries.
 
     Args:
-        frames: client's name -> its table, of pandas or Polars.
+        frames: client's name -> its table: of pandas, Polars or pyarrow, or a data set of Hugging Face in memory. Or
+            one table of all clients, and ``client`` the column that says whose each row is.
         label: the column to predict.
-        columns, task, scale, max_categories: what columns are; see :func:`fedax.data.plan`.
+        columns, task, scale, max_categories, target: what columns are and what is learned: see
+            :func:`fedax.data.plan`.
         drop_missing_labels: whether rows without a label are left out, in place of an error.
         transform: one that was fitted before, or its file; it has the label and all options with it.
         drop: columns that are left out, such as ``["patient"]``.
         positive: of two classes, the one that AUC, F1, precision and recall are about; ``y`` is 1 there. Default: the
             one that fewer rows have.
+        client: the column that says whose each row is.
 
     Returns:
         Examples ``x`` float32 [n, features] and ``y``, int32 classes or float32, with the clients' names, the
@@ -86,34 +94,37 @@ def from_frames(
         >>> data.names, data.transform.features, data.transform.classes
         (('north', 'south'), ('age', 'ward = A', 'ward = B'), ('no', 'yes'))
     """
-    if not isinstance(frames, Mapping) or not frames:
-        raise DataError(f"frames: {type(frames).__name__}; give client's name -> its table, for one client at least")
     columns_seen = None
-    tables = {str(name): _naming_client(str(name), as_pandas, table) for name, table in frames.items()}
+    tables = _in_memory(frames, client, kinds_of(columns, drop))
+    if _pictures(tables):
+        if target is not None:
+            raise ConfigError("target", target, "this is for a label that is a number; pictures have classes")
+        return _to_arrays(tables, label, positive)
     if transform is not None:
-        given = {"label": label, "columns": columns or None, "task": task, "drop": drop or None, "positive": positive}
+        given: dict[str, Any] = {"label": label, "columns": columns or None, "task": task, "drop": drop or None}
+        given |= {"positive": positive, "target": target}
         if conflicting := {name: value for name, value in given.items() if value is not None}:
             name, value = next(iter(conflicting.items()))
             raise ConfigError(name, value, "the transform that is given has it already; leave it out")
         fitted = transform if isinstance(transform, Transform) else Transform.load(transform)
-        target = fitted.label.name if fitted.label else None
+        labelled = fitted.label.name if fitted.label else None
     elif label is None:
         raise _without_label(tables)
     else:
-        fitted, target = None, column_name(label)
+        fitted, labelled = None, column_name(label)
     for name, table in tables.items():
         if not len(table):
             raise DataError(f"{name}: its table has no rows; leave it out")
-        if target is not None and (fitted is None or target in table.columns):
-            tables[name] = with_labels(name, table, target, drop_missing_labels)
+        if labelled is not None and (fitted is None or labelled in table.columns):
+            tables[name] = with_labels(name, table, labelled, drop_missing_labels)
     if fitted is None:
         first = {name: _naming_client(name, summarize, table) for name, table in tables.items()}
         try:
-            column_plan = plan(first, target, columns, task, scale, max_categories, drop, positive)
+            column_plan = plan(first, labelled, columns, task, scale, max_categories, drop, positive, target)
         except UnreadLabel as error:
-            given = series(tables[error.client], str(target))
-            row = int(np.flatnonzero(np.isnan(cells(given, str(target)).numbers))[0])
-            raise DataError(f"{error}; row {row} is {shown(given.iloc[row])}") from None
+            column = series(tables[error.client], str(labelled))
+            row = int(np.flatnonzero(np.isnan(cells(column, str(labelled)).numbers))[0])
+            raise DataError(f"{error}; row {row} is {shown(column.iloc[row])}") from None
         second = {name: _naming_client(name, summarize, table, column_plan) for name, table in tables.items()}
         fitted, columns_seen = fit(column_plan, second), overview(column_plan, first, second)
         columns_seen = _with_words(columns_seen, fitted, tables)
@@ -183,19 +194,21 @@ def from_csv(
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
     positive: str | float | None = None,
+    target: Target = None,
 ) -> FederatedData:
     """Clients' CSV files: one client a file, named by it, or by a column that says whose each row is.
 
     How each file is written is found: what separates its cells (commas, semicolons, tabs or bars), its encoding, and
-    how its numbers are written. The first line has the names of columns. A file may be packed by gzip, as ``x.csv.gz``.
+    how its numbers are written. The first line has the names of columns. A file may be packed by gzip, as ``x.csv.gz``;
+    or be a workbook, as ``x.xlsx``, of which the first sheet is read, with ``pip install 'fedax[excel]'``.
 
     Args:
         files: a pattern such as ``"hospitals/*.csv"``, a folder with ``*.csv``, a file, or a list of files.
         label: the column to predict.
         client: the column that says whose each row is. ``None``: each file is a client, called by its name.
-        columns: column -> ``"number"``, ``"category"``, ``"date"`` or ``"drop"``, where the values mislead.
+        columns: column -> ``"number"``, ``"category"``, ``"date"``, ``"text"`` or ``"drop"``, where the values mislead.
         task: ``"classification"`` or ``"regression"``. Default: by the label.
-        scale, max_categories: as of :func:`fedax.data.plan`.
+        scale, max_categories, target: as of :func:`fedax.data.plan`.
         drop_missing_labels: whether rows without a label are left out, in place of an error.
         decimal: what decimals are written with, ``"."`` or ``","``. Default: found for each file.
         encoding: of the files, such as ``"latin-1"``. Default: for each file, UTF-16 if it is marked so, else UTF-8,
@@ -225,14 +238,14 @@ def from_csv(
     dropped = [name for name, kind in kinds_of(columns, drop).items() if kind == "drop"]
 
     def read(path: Path) -> Any:
-        frame = read_csv(path, decimal, encoding, drop=dropped)
+        frame = _read_rows(path, decimal, encoding, drop=dropped)
         if how := frame.attrs.pop("written"):
             written["/".join(path.parts[-2:])] = how
         return frame
 
     frames = _by_client(files, "csv", client, read)
     options = (columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive)
-    data = from_frames(frames, label, *options)
+    data = from_frames(frames, label, *options, target=target)
     if data.overview is not None:
         data.overview = dataclasses.replace(data.overview, read=written)
     return data
@@ -245,7 +258,7 @@ def read_table(
     texts: Sequence[str] = (),
     drop: Sequence[str] = (),
 ) -> Any:
-    """A .csv or .parquet file as a table of pandas, without the columns ``drop``.
+    """A .csv, .xlsx or .parquet file as a table of pandas, without the columns ``drop``.
 
     The rest is as of :func:`fedax.data.delimited.read_csv`.
 
@@ -255,8 +268,21 @@ def read_table(
     if path.suffix.lower() == ".parquet":
         table = _arrow_to_pandas(_read_parquet(path), path, kinds_of(None, drop), None)
     else:
-        table = read_csv(path, decimal, encoding, texts, drop)
+        table = _read_rows(path, decimal, encoding, texts, drop)
     return table.drop(columns=[series(table, name, "drop").name for name in drop])
+
+
+def _read_rows(
+    path: Path,
+    decimal: str | None,
+    encoding: str | None,
+    texts: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> Any:
+    """A CSV file or a workbook as a table of pandas."""
+    if path.suffix.lower() in workbooks.ENDINGS:
+        return workbooks.read_workbook(path, decimal, texts, drop)
+    return read_csv(path, decimal, encoding, texts, drop)
 
 
 @complete
@@ -273,6 +299,7 @@ def from_parquet(
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
     positive: str | float | None = None,
+    target: Target = None,
 ) -> FederatedData:
     """Clients' Parquet files, read as :func:`fedax.data.from_csv` reads CSV files.
 
@@ -280,7 +307,8 @@ def from_parquet(
     uint8 [n, height, width, channels]; other columns but label and client are then left aside.
 
     Args:
-        files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive:
+        files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive,
+            target:
             as of :func:`fedax.data.from_csv`.
         size: (height, width) that pictures get; default: that which all have.
 
@@ -297,7 +325,7 @@ def from_parquet(
         files, "parquet", client, lambda path: _arrow_to_pandas(_read_parquet(path), path, chosen, size)
     )
     options = (columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive)
-    return _to_arrays(frames, label, *options)
+    return from_frames(frames, label, *options, target=target)
 
 
 @complete
@@ -314,6 +342,7 @@ def from_arrow(
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
     positive: str | float | None = None,
+    target: Target = None,
 ) -> FederatedData:
     """Arrow files as Hugging Face's ``save_to_disk`` and ``flwr-datasets create`` write them.
 
@@ -322,8 +351,8 @@ def from_arrow(
     Args:
         folders: one data set's folder, with ``*.arrow`` in it, and ``client`` the column that says whose each row is;
             or a folder of such folders, or a list of them, each of which is a client, called by its folder's name.
-        label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform, drop, positive: as
-            of :func:`fedax.data.from_parquet`.
+        label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform, drop, positive,
+            target: as of :func:`fedax.data.from_parquet`.
 
     Raises:
         ConfigError, DataError: as of :func:`fedax.data.from_csv`.
@@ -353,17 +382,19 @@ def from_arrow(
         frames[name] = parts
     tables = _divided({name: _concatenated(name, parts) for name, parts in frames.items()}, client)
     options = (columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive)
-    return _to_arrays(tables, label, *options)
+    return from_frames(tables, label, *options, target=target)
 
 
-def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: Any) -> FederatedData:
-    """Arrays by :func:`from_frames`, or if a column holds pictures, the pictures and their labels."""
+def _pictures(frames: Mapping[str, Any]) -> list[str]:
+    """The columns that hold pictures, decoded from what Hugging Face wrote."""
     first = next(iter(frames.values()))
-    pictures = [
-        name for name in first.columns if first[name].dtype.kind == "O" and isinstance(first[name].iat[0], np.ndarray)
-    ]
-    if not pictures:
-        return from_frames(frames, label, columns, *rest)
+    objects = [name for name in first.columns if len(first) and first[name].dtype.kind == "O"]
+    return [name for name in objects if getattr(first[name].iat[0], "ndim", 0) == 3]
+
+
+def _to_arrays(frames: dict[str, Any], label: str | None, positive: Any) -> FederatedData:
+    """The pictures and their labels as arrays."""
+    first, pictures = next(iter(frames.values())), _pictures(frames)
     if len(pictures) > 1:
         raise DataError(f"columns {few(pictures)}: more than one holds pictures; drop all but one")
     if label is None:
@@ -379,7 +410,7 @@ def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: A
     counts = Counter[str]()
     for texts, codes in (column.texts for column in labels.values()):
         counts.update(dict(zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True)))
-    positive = None if rest[-1] is None else str(rest[-1])
+    positive = None if positive is None else str(positive)
     classes = with_positive(label, known, counts, positive) if known else class_names(label, [Counts(counts)], positive)
     place = {text: k for k, text in enumerate(classes)}
     arrays = {}
@@ -427,6 +458,39 @@ def _told(path: Path, field: str, kind: type) -> list[Any]:
         raise DataError(f"{path}: cannot be read ({shown(str(error))})") from None
 
 
+# ---- tables in memory
+
+
+def _in_memory(frames: Any, client: str | None, chosen: Mapping[str, str]) -> dict[str, Any]:
+    """Client's name -> its table of pandas, from all that :func:`from_frames` takes."""
+    if not isinstance(frames, Mapping):
+        if client is None:
+            way_out = "say whose each row is, client=COLUMN, or give client's name -> its table"
+            raise DataError(f"frames: a {type(frames).__name__}; {way_out}")
+        return _divided({"table": _table_of(frames, chosen)}, client)
+    if type(frames).__name__ == "DatasetDict":
+        raise DataError(f"frames: a DatasetDict of {few(frames)}; give one of them, dataset[{next(iter(frames))!r}]")
+    if not frames:
+        raise DataError("frames: there is none; give client's name -> its table, for one client at least")
+    return _divided(
+        {str(name): _naming_client(str(name), _table_of, each, chosen) for name, each in frames.items()}, client
+    )
+
+
+def _table_of(table: Any, chosen: Mapping[str, str]) -> Any:
+    """A table of pandas, from one of pandas, Polars or pyarrow, or from a data set of Hugging Face."""
+    kind = type(table).__module__.partition(".")[0]
+    if kind == "datasets" and hasattr(table, "with_format") and hasattr(table, "__len__"):
+        table = table.with_format("arrow")[:]  # the rows that are selected, in their order
+        kind = "pyarrow"
+    elif kind == "datasets":
+        way_out = "give one in memory: datasets.Dataset.from_list(list(stream))"
+        raise DataError(f"table: {type(table).__name__} is read as a stream; {way_out}")
+    if kind == "pyarrow" and hasattr(table, "schema"):
+        return as_pandas(_arrow_to_pandas(table, Path("table"), chosen, None))
+    return as_pandas(table)
+
+
 # ---- files and clients
 
 
@@ -441,13 +505,14 @@ def _paths_of(files: Files, ending: str) -> list[Path]:
         text = os.fspath(files)
         place = Path(text)
         if place.is_dir():
-            if paths := sorted(_listed(place, ending, f"{ending}.gz"), key=_sort_key):
-                return paths
+            endings = ((ending, f"{ending}.gz"), ("xlsx",)) if ending == "csv" else ((ending,),)
+            if paths := next(filter(None, (_listed(place, *each) for each in endings)), []):
+                return sorted(paths, key=_sort_key)
             raise ConfigError("files", text, f"no *.{ending} is in this folder")
         if place.exists():
             return [place]
-        pattern = re.sub(r"[a-z]", lambda each: f"[{each[0]}{each[0].upper()}]", text[-len(ending) :])
-        pattern = text[: -len(ending)] + pattern if text.endswith(f".{ending}") else text
+        end = next((each for each in (ending, "xlsx") if text.endswith(f".{each}")), "")
+        pattern = text.removesuffix(end) + re.sub(r"[a-z]", lambda each: f"[{each[0]}{each[0].upper()}]", end)
         found = [Path(each) for each in glob.glob(pattern, recursive=True)]
         if paths := sorted((each for each in found if not _hidden(each)), key=_sort_key):
             return paths

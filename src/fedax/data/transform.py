@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedax.data.cells import LARGE, Cells, Texts, as_pandas, cells, check_range, few, series, shown
+from fedax.data.cells import LARGE, CellError, Cells, Texts, as_pandas, cells, check_range, few, series, shown
 from fedax.data.doubts import Doubts, doubts_of
 from fedax.data.formats import parse_json
 from fedax.data.portable import sin_cos
@@ -21,6 +21,7 @@ from fedax.files import regular, write_atomic
 
 _FILE = 1 << 26  # bytes
 _YEAR = 365.2425  # days
+_HASHED = 4096  # rows of text that are hashed at a time
 
 
 class Strict:
@@ -31,6 +32,7 @@ class Strict:
 
 _LATER: dict[str, Any] = {"texts": "numeric", "marks": 0, "odd": False, "truth": "", "unread": (), "read": {}}
 _LATER |= {"positive": None}
+_LATER |= {"prose": 0, "hashed": 0, "above_zero": False, "target": None}
 
 
 def _without_later(fields: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -153,7 +155,8 @@ class Column(Strict):
         name: the column's.
         kind: ``"number"``: (value − mean) / scale. ``"date"``: the same of its days since 1970-01-01, then sine and
             cosine of the time of the year. ``"category"``: 1 in the feature of its category, else 0. ``"flag"``: it has
-            a single value, so all that it says is where it is missing.
+            a single value, so all that it says is where it is missing. ``"text"``: how often words occur in it, each
+            counted in one of ``hashed`` features that its hash value tells, by scikit-learn's ``HashingVectorizer``.
         mean, scale: of numbers and dates.
         fill: what a missing value counts as: the median, the most frequent category; ``None``: zeros.
         missing: whether a feature says where values are missing.
@@ -162,6 +165,8 @@ class Column(Strict):
         low, high: of numbers and dates (in days): what is beyond is far outside of training; ``None``: not known.
         texts: when two cells are the same. ``"written"``: if they are written alike. ``"numeric"``: also if they are
             plain numbers of one value, as 1 and 1.0 are. ``"truth"``: also if both are true, as True and 1 are.
+            ``"whole"``: as ``"numeric"``, of texts of any length.
+        hashed: of texts: how many features they have.
 
     Raises:
         DataError: values that do not go together.
@@ -172,7 +177,7 @@ class Column(Strict):
     """
 
     name: str
-    kind: Literal["number", "date", "category", "flag"]
+    kind: Literal["number", "date", "category", "flag", "text"]
     mean: float = 0.0
     scale: float = 1.0
     fill: float | str | None = None
@@ -182,6 +187,7 @@ class Column(Strict):
     low: float | None = None
     high: float | None = None
     texts: Texts = "numeric"
+    hashed: int = 0
 
     def __post_init__(self) -> None:
         numbers = [self.mean, self.scale] + ([self.fill] if isinstance(self.fill, float) else [])
@@ -195,6 +201,8 @@ class Column(Strict):
             raise DataError(f"column {shown(self.name)}: it needs categories, one of them to fill with")
         if self.kind in ("number", "date") and isinstance(self.fill, str):
             raise DataError(f"column {shown(self.name)}: {self.fill!r} does not fill a {self.kind}")
+        if not (self.hashed == 0 if self.kind != "text" else 1 <= self.hashed <= 1 << 16):
+            raise DataError(f"column {shown(self.name)}: hashed has to be from 1 to 65536 of a text, else 0")
 
     @property
     def features(self) -> list[str]:
@@ -204,6 +212,7 @@ class Column(Strict):
             "date": [self.name, f"{self.name} (sine of the year)", f"{self.name} (cosine of the year)"],
             "category": [f"{self.name} = {category}" for category in self.categories],
             "flag": [],
+            "text": [f"{self.name} (words {k})" for k in range(self.hashed)],
         }[self.kind]
         names += [f"{self.name} = other"] if self.other else []
         return names + ([f"{self.name} is missing"] if self.missing else [])
@@ -232,20 +241,24 @@ class Label(Strict):
         classes: their texts, in the order of their numbers, of two the positive one last; ``None``: the label is a
             number.
         texts: when two cells are the same class, as of :class:`Column`.
+        target: ``"log"``: the natural logarithm of a number above 0 is learned, and predictions are in its own units.
 
     Raises:
         DataError: values that do not go together.
 
     Example:
         >>> Label("ill", ("no", "yes"))
-        Label(name='ill', classes=('no', 'yes'), texts='numeric')
+        Label(name='ill', classes=('no', 'yes'), texts='numeric', target=None)
     """
 
     name: str
     classes: tuple[str, ...] | None = None
     texts: Texts = "numeric"
+    target: Literal["log"] | None = None
 
     def __post_init__(self) -> None:
+        if self.classes is not None and self.target is not None:
+            raise DataError(f"label {shown(self.name)}: target {self.target!r} is of a number, and it has classes")
         if self.classes is not None and not 2 <= len({*self.classes}) == len(self.classes):
             raise DataError(f"label {shown(self.name)}: it needs at least two classes, all different")
 
@@ -369,6 +382,8 @@ def _fill(out: np.ndarray, read: Cells, column: Column, given: Any) -> None:
             out[:, 1], out[:, 2] = sin_cos(filled / _YEAR)
     else:
         missing = read.missing
+    if column.kind == "text":
+        _hash(out[:, : column.hashed], *read.texts)
     if column.kind == "category":
         feature_of = {category: k for k, category in enumerate(column.categories)}
         rest = len(feature_of) if column.other else -1
@@ -381,6 +396,33 @@ def _fill(out: np.ndarray, read: Cells, column: Column, given: Any) -> None:
         out[:, -1] = missing
 
 
+def _hash(out: np.ndarray, texts: list[str], codes: np.ndarray) -> None:
+    """Write how often words occur in each cell, a row of length 1, or of zeros without a word."""
+    from sklearn.feature_extraction.text import HashingVectorizer  # here, since it takes a second to import
+
+    counts = HashingVectorizer(n_features=out.shape[1]).transform([*texts, ""])  # the last is of missing cells
+    codes = np.where(codes < 0, len(texts), codes)
+    for start in range(0, len(codes), _HASHED):
+        out[start : start + _HASHED] = counts[codes[start : start + _HASHED]].toarray()
+
+
+def to_scale(numbers: np.ndarray, name: str, target: str | None, given: Any) -> np.ndarray:
+    """The numbers [n] of a label on the scale on which they are learned; ``given``: as they stand in the table.
+
+    Raises:
+        CellError: a number has no logarithm.
+    """
+    if target is None:
+        return numbers
+    rows = np.flatnonzero(numbers <= 0)
+    if len(rows):
+        outline = f"label {shown(name)} has {len(rows)} number{'s' * (len(rows) > 1)} not above 0, without a logarithm"
+        value = given.iloc[int(rows[0])]
+        what = f"row {rows[0]} is {shown(getattr(value, 'item', lambda: value)())}"
+        raise CellError(outline, f'{what}; correct it, leave the row out, or leave target="log" out')
+    return np.log(numbers)
+
+
 def _labels(column: Any, label: Label) -> np.ndarray:
     read = cells(column, label.name, label.texts)
     if label.classes is None:
@@ -389,7 +431,7 @@ def _labels(column: Any, label: Label) -> np.ndarray:
             row = int(np.flatnonzero(missing)[0])
             raise DataError(f"label {shown(label.name)}, row {row} is no finite number ({missing.sum()} such rows)")
         check_range(label.name, read.numbers, column)
-        return read.numbers.astype(np.float32)
+        return to_scale(read.numbers, label.name, label.target, column).astype(np.float32)
     if read.missing.any():
         row = int(np.flatnonzero(read.missing)[0])
         raise DataError(f"label {shown(label.name)}, row {row} is missing ({read.missing.sum()} such rows)")

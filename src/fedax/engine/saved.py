@@ -19,6 +19,7 @@ import fedax
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
 from fedax.data.doubts import Doubts, in_words, refuse
+from fedax.data.federated import check_is_array
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import with_head
 from fedax.engine.job import Origin
@@ -140,14 +141,15 @@ class Model:
         return found
 
     def predict(self, x: Unknown, strict: bool = False) -> np.ndarray:
-        """The class of each example, by its label; of regression the numbers.
+        """The class of each example, by its label; of regression the numbers, in the units of the label.
 
         Args:
             x, strict: as of :meth:`outputs`.
         """
         outputs = self.outputs(x, strict)
         if self.task.kind != "classification":
-            return outputs
+            label = None if self.transform is None else self.transform.label
+            return np.exp(outputs) if label is not None and label.target == "log" else outputs
         chosen = (outputs > 0).astype(np.int64) if outputs.ndim == 1 else outputs.argmax(-1)
         return np.asarray(chosen if self.labels is None else np.asarray(self.labels)[chosen])
 
@@ -201,6 +203,7 @@ class Model:
         for name, (shape, kind) in wanted.items():
             if name not in batch:
                 raise DataError(f"x: there is no column {name!r}; the model takes {', '.join(wanted)}")
+            check_is_array(name, batch[name])
             array = np.asarray(batch[name])
             if array.ndim == 0 or array.shape[1:] != shape:
                 raise DataError(f"{name}: examples of shape {array.shape[1:]}; the model takes {shape}")

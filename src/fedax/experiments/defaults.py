@@ -81,6 +81,7 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
     "arrow": _USER_DATA | {"data": _HELD_OUT},
     "images": _USER_DATA | {"data": _HELD_OUT, "lr": 0.05},
     "hdf5": _USER_DATA | {"data": _HELD_OUT, "lr": 0.05},
+    "leaf": _USER_DATA | {"data": _HELD_OUT, "lr": 0.05},
     "quadratics": {
         "data": {"clients": 30, "dimension": 10},
         "work": {"kind": "random-steps", "mean": 30.0, "std": 20.0, "low": 1, "high": 96},
@@ -90,7 +91,8 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
 }
 
 
-OWN_TABLES = ("folder", "csv", "parquet", "arrow", "images", "hdf5", "heart")  # clients are given, not drawn
+# Data of the user's own, or like it: clients are given, not drawn.
+OWN_TABLES = ("folder", "csv", "parquet", "arrow", "images", "hdf5", "leaf", "heart")
 _SMALL = 2**25  # examples × parameters; an epoch of ten splits takes a second or so
 _SPLITS, _SEEDS = 10, 3
 
@@ -130,9 +132,7 @@ def usual_task(name: str, census: Census | None) -> str | None:
         >>> usual_task("digits", None), usual_task("folder", None)
         ('softmax_regression', None)
     """
-    of_user = name in ("csv", "parquet", "arrow", "images", "hdf5") or (
-        census is not None and census.transform is not None
-    )
+    of_user = (name in OWN_TABLES and name != "folder") or (census is not None and census.transform is not None)
     if name in TASKS_OF or not of_user or census is None:
         return TASKS_OF.get(name)
     x, y = census.example["x"], census.example["y"]

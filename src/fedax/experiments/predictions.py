@@ -9,14 +9,12 @@ import fedax
 from fedax.data.cells import cells, shown
 from fedax.data.doubts import Doubts, refuse
 from fedax.data.formats import BAD_HEADER, need
-from fedax.data.tables import read_table
+from fedax.data.tables import TABLES, read_table
 from fedax.engine.saved import Model
 from fedax.errors import ConfigError, DataError, one_line, printable
 from fedax.files import cell, check_ending, regular, write_atomic
 
 Path = pathlib.Path
-
-_TABLES = (".csv", ".csv.gz", ".parquet")
 
 
 class Predicted(NamedTuple):
@@ -49,12 +47,12 @@ def predict_file(
     such as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; where one
     was chosen with the model, the ``threshold`` of the last of two classes, and ``decision``, the class by it; and of a
     table ``doubts``, what of the row training had nothing like (:meth:`fedax.Model.doubts`). In names of columns and
-    classes control characters are spelled out, and ``'`` is put before what a spreadsheet would take for a formula. The cells
-    that are left aside are copied as they are.
+    classes control characters are spelled out, and ``'`` is put before what a spreadsheet would take for a
+    formula. The cells that are left aside are copied as they are.
 
     Args:
         model: from :func:`fedax.load_model`.
-        source: a .csv or .parquet file, of a model that was trained on tables; else an array [n, …] in an .npy file.
+        source: a .csv, .xlsx or .parquet file, of a model that was trained on tables; else an array [n, …], .npy.
         out: the .csv or .parquet file to write; there may be none of this name.
         decimal, encoding: as of :func:`fedax.data.from_csv`.
         strict: whether a table with doubts is refused, before anything is written.
@@ -92,7 +90,7 @@ def predict_file(
     unused_columns: dict[str, Any] = {}
     batch: Any
     doubts, written = None, ""
-    if source.name.lower().endswith(_TABLES):
+    if source.name.lower().endswith(TABLES):
         if model.transform is None:
             raise DataError(f"{source}: the model was trained on arrays and not on a table; give an .npy file")
         table = read_table(source, decimal, encoding, tuple(model.transform.dropped))
@@ -114,7 +112,7 @@ def predict_file(
             raise ConfigError("strict", strict, "ranges of training are known of tables only; leave it out")
         batch = {"x": _array(source)}
     else:
-        raise DataError(f"{source}: give a .csv, .parquet or .npy file")
+        raise DataError(f"{source}: give a .csv, .xlsx, .parquet or .npy file")
     columns: dict[str, Any] = {"prediction": model.predict(batch)}
     if model.task.kind == "classification" and columns["prediction"].ndim == 1:
         probabilities = model.predict_proba(batch)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedax.data import FederatedData, Overview, Transform, summarize
-from fedax.data.tables import read_table, stem
+from fedax.data.tables import TABLES, read_table, stem
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message, Transport
 from fedax.engine.places.policy import Policy
@@ -94,7 +94,7 @@ def read_rows(
     """A node's table, checked: every column of it can be summarised.
 
     Args:
-        path: a .csv or .parquet file.
+        path: a .csv, .xlsx or .parquet file.
         decimal, encoding: as of :func:`fedax.data.from_csv`.
         drop: columns that are not used, and of which nothing leaves.
 
@@ -148,7 +148,7 @@ def node(
 
     certificates.split(link)
     options = {name: value for name, value in (table or {}).items() if value}
-    if data.name.lower().endswith((".csv", ".csv.gz", ".parquet")):
+    if data.name.lower().endswith(TABLES):
         read = {name: options.pop(name) for name in ("decimal", "encoding", "drop") if name in options}
         read_rows(data, **read)
         options, count, usual = {"read": read, **options}, 1, [name_of(stem(data))]
@@ -158,7 +158,9 @@ def node(
     else:
         if options:
             name, value = next(iter(options.items()))
-            raise ConfigError(name, value, f"this is for tables, .csv or .parquet, and {data} is a folder of arrays")
+            raise ConfigError(
+                name, value, f"this is for tables, {', '.join(TABLES[:-1])}, and {data} is a folder of arrays"
+            )
         here = FederatedData.open(data)
         count = here.num_clients
         usual = [name_of(key.name)] if count == 1 else [f"{name_of(key.name)}-{i}" for i in range(count)]
