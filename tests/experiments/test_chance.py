@@ -66,7 +66,7 @@ def test_a_sure_difference_that_is_too_small_to_matter_is_a_tie(tmp_path):
     }
     (problem,) = summary.problems([fake(tmp_path / "small", losses, seeds=(0, 1, 2))])
     assert problem.p["b"] < 0.05 and problem.star is None and [problem.mark(m) for m in problem.methods] == ["≈", "≈"]
-    assert "too small to matter, less than 0.2 % of what training gained." in " ".join(summary.verdict(problem))
+    assert "too small to matter, less than 0.2 % of what training gained" in " ".join(summary.verdict(problem))
     assert summary.judged(problem)["too_small_to_matter"] == ["b"]
     losses["b"] = runs_of(0.6, 0.61, 0.62)
     (problem,) = summary.problems([fake(tmp_path / "large", losses, seeds=(0, 1, 2))])

@@ -168,8 +168,8 @@ def test_the_spread_over_clients():
     known = np.delete(due, 3)
     assert (result.mean, result.std) == (pytest.approx(known.mean()), pytest.approx(known.std(ddof=1)))
     assert result.worst_tenth == pytest.approx(np.sort(known)[:3].mean())
-    assert [name for name, _ in result.worst] == ["c0", "c1", "c2"]
-    assert [name for name, _ in spread_of("m", [one], "auc", "lower").worst] == ["c21", "c20", "c19"]
+    assert [name for name, *_ in result.worst] == ["c0", "c1"]  # c2 may be chance
+    assert spread_of("m", [one], "auc", "lower").worst == []  # one seed, and its test examples are not known
     assert spread_of("m", [one], "loss", "lower") is None and spread_of("m", [], "auc", "lower") is None
 
 

@@ -98,7 +98,7 @@ def show_results(console: "Console", record: "Record") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from fedax.columns import TIME, better, describe, show, shown
+    from fedax.columns import TIME, describe, show, shown
     from fedax.experiments import clients, summary
 
     (problem,) = summary.problems([record])
@@ -136,12 +136,11 @@ def show_results(console: "Console", record: "Record") -> None:
         console.print(escape(sentence))
     if (majority := record.about.get("majority")) is not None:
         console.print(escape(clients.majority_text(majority)), highlight=False)
-    best = problem.best or problem.methods[0]
+    best = problem.chosen or problem.best or problem.methods[0]
     for figure in clients.figures_of(record, problem.judge)[:1]:
-        way = better(f"test_{figure}") or "lower"
-        spread = clients.spread_of(best.label, clients.tables(record, best.label), figure, way)
-        if spread is not None:
-            console.print(escape(clients.worst_text(spread, figure)), highlight=False)
+        spread = summary.over_clients(record, best.label, figure)
+        if spread is not None and (worst := clients.worst_text(spread, figure)):
+            console.print(escape(worst), highlight=False)
     for sentence in clients.left_out(record.folder):
         console.print(escape(sentence), highlight=False)
 

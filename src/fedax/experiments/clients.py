@@ -29,6 +29,7 @@ from fedax.engine.places.site import whole_task
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
+from fedax.experiments.chance import Gap, gap_of, variance_of_mean
 from fedax.experiments.config.experiment import Experiment
 from fedax.experiments.runs import Record, at_end, model_path, rows_of, said
 from fedax.files import cell, quoting_of, regular, slug, text_of, write_atomic
@@ -37,7 +38,8 @@ from fedax.progress import show_progress
 Path = pathlib.Path
 
 BASELINES = (LOCAL_ONLY, "pooled")
-WORST = 3  # how many of the worst clients are named
+WORST = 3  # the most of the worst clients that are named
+_LEVEL = 0.05  # of the tests whether they are worse than the mean
 _MOST_BYTES = 1 << 28
 _LEFT_OUT = "left-out.json"
 
@@ -125,10 +127,15 @@ def read_table(path: Path) -> ClientTable:
 
 def tables(record: Record, label: str) -> list[ClientTable]:
     """The tables of a method or a baseline, one for each seed; damaged files are left out (see :func:`damaged`)."""
-    read = []
+    return [*by_seed(record, label).values()]
+
+
+def by_seed(record: Record, label: str) -> dict[int, ClientTable]:
+    """:func:`tables`, by their seeds."""
+    read = {}
     for seed in record.config["run"]["seeds"]:
         if (path := table_path(record.folder, label, seed)).is_file() and _damage(path) is None:
-            read.append(read_table(path))
+            read[seed] = read_table(path)
     return read
 
 
@@ -396,7 +403,8 @@ class Spread(NamedTuple):
         values: [N]; not-a-number where the metric is not defined.
         mean, std: over the clients where the metric is defined.
         worst_tenth: the mean over the worst tenth of these clients, at least one.
-        worst: the worst clients, by name, with their values.
+        worst: the worst clients whose interval is beyond the mean of all clients, each with its value and its number of
+            test examples.
     """
 
     label: str
@@ -406,10 +414,17 @@ class Spread(NamedTuple):
     mean: float
     std: float
     worst_tenth: float
-    worst: list[tuple[str, float]]
+    worst: list[tuple[str, float, int]]
 
 
-def spread_of(label: str, tables: Sequence[ClientTable], figure: str, way: str) -> Spread | None:
+def spread_of(
+    label: str,
+    tables: Sequence[ClientTable],
+    figure: str,
+    way: str,
+    overlap: float = 0.0,
+    examples: Mapping[str, np.ndarray] | None = None,
+) -> Spread | None:
     """How a figure is spread over the clients that all seeds have; ``None`` if no client has it.
 
     Args:
@@ -417,6 +432,8 @@ def spread_of(label: str, tables: Sequence[ClientTable], figure: str, way: str) 
         tables: its tables, one for each seed.
         figure: a column of the tables.
         way: ``"lower"`` or ``"higher"`` is better.
+        overlap: as of :func:`fedax.experiments.chance.gap_of`.
+        examples: client -> the values of its test examples, where all seeds have the same; ``None``: not known.
     """
     tables = [table for table in tables if figure in table.values]
     if not tables:
@@ -433,9 +450,26 @@ def spread_of(label: str, tables: Sequence[ClientTable], figure: str, way: str) 
     order = defined[np.argsort(values[defined] if way == "higher" else -values[defined], kind="stable")]
     tenth = order[: max(1, math.ceil(len(order) / 10))]
     std = float(np.std(values[defined], ddof=1)) if len(defined) > 1 else math.nan
-    worst = [(names[i], float(values[i])) for i in order[:WORST]]
     sizes = tables[0].sizes[rows[0]]
+    sign, mean_of_seed = (1 if way == "lower" else -1), np.nanmean(by_seed[:, defined], axis=1)
+    worst = []
+    for i in order[:WORST]:
+        gap = _apart(mean_of_seed, by_seed[:, i], overlap, (examples or {}).get(names[i]), len(defined))
+        if gap is not None and gap.p < _LEVEL and sign * gap.mean > 0:
+            worst.append((names[i], float(values[i]), int(sizes[i])))
     return Spread(label, names, sizes, values, float(values[defined].mean()), std, float(values[tenth].mean()), worst)
+
+
+def _apart(mean: np.ndarray, own: np.ndarray, overlap: float, examples: np.ndarray | None, tests: int) -> Gap | None:
+    """A client's figure less the mean of all, by its seeds and test examples; ``None``: nothing tells its error."""
+    examples = None if examples is None or len(examples) < 2 else examples
+    if len(own) > 1 and np.isfinite(own).all():
+        pair = None if examples is None else (np.zeros(len(examples)), examples)
+        return gap_of(mean, own, overlap, pair, None, tests)
+    if examples is None:
+        return None
+    variance, freedom = variance_of_mean(examples, None)
+    return Gap(float(np.nanmean(own - mean)), math.sqrt(variance), freedom, tests=tests)
 
 
 def figures_of(record: Record, judge: str | None) -> list[str]:
@@ -451,8 +485,15 @@ def figures_of(record: Record, judge: str | None) -> list[str]:
 
 
 def worst_text(spread: Spread, figure: str) -> str:
-    """The worst clients of a method in one line."""
+    """The worst clients of a method in one line; empty: none is beyond chance."""
+    if not spread.worst:
+        return ""
     column = f"test_{figure}"
-    named = ", ".join(f"{name} ({show(column, value)})" for name, value in spread.worst)
+    number = "client" if len(spread.worst) == 1 else "clients"
     label = describe(column).label
-    return f"Worst clients by {label[0].lower() + label[1:]}, {spread.label}: {named}."
+    return f"Worst {number} by {label[0].lower() + label[1:]}, {spread.label}: {named_worst(spread, column)}."
+
+
+def named_worst(spread: Spread, column: str) -> str:
+    """The worst clients, with their values and numbers of test examples."""
+    return ", ".join(f"{name} ({show(column, value)}, {n} test rows)" for name, value, n in spread.worst)

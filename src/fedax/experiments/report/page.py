@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 import fedax
-from fedax.columns import TIME, better, describe, show, show_parts
+from fedax.columns import TIME, describe, show, show_parts
 from fedax.errors import UNSEEN
 from fedax.experiments import clients, diagnosis, noted, own, summary, sweeps, tables, toml
 from fedax.experiments.config.sections import PYTHON
@@ -419,9 +419,7 @@ def _spreads(record: Record, judge: str | None) -> list[tuple[str, list[clients.
     """For each figure of clients, how it is spread for each method and baseline."""
     spreads = []
     for figure in clients.figures_of(record, judge):
-        way = better(f"test_{figure}") or "lower"
-        labels = [*record.labels, *clients.BASELINES]
-        by_label = [clients.spread_of(label, clients.tables(record, label), figure, way) for label in labels]
+        by_label = [summary.over_clients(record, label, figure) for label in (*record.labels, *clients.BASELINES)]
         spreads.append((figure, [method_spread for method_spread in by_label if method_spread is not None]))
     return spreads
 
@@ -460,7 +458,7 @@ def _spread_table(column: str, spreads: Sequence[clients.Spread]) -> str:
     for method_spread in spreads:
         number, noise, unit = show_parts(column, method_spread.mean, method_spread.std)
         deviation = f"{noise.removeprefix('± ')} {unit}".strip() or "–"
-        worst = ", ".join(f"{html.escape(name)} ({show(column, value)})" for name, value in method_spread.worst)
+        worst = html.escape(clients.named_worst(method_spread, column)) or "none beyond chance"
         cells = (
             html.escape(method_spread.label),
             f"{number} {unit}".strip(),

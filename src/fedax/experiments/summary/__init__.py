@@ -26,14 +26,16 @@ from fedax.experiments.summary.words import (
     described,
     judged,
     legend,
+    recommendation,
     spending,
     verdict,
     with_spread,
 )
+from fedax.experiments.summary.worth import over_clients
 
 __all__ = [
     "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "axes", "axes_of", "axis", "costs_of",
     "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "legend", "methods", "metrics",
-    "order", "over", "problems", "short", "spending", "spread", "table_order", "telling", "thousands", "varied",
-    "verdict", "wide", "with_spread",
+    "order", "over", "over_clients", "problems", "recommendation", "short", "spending", "spread", "table_order",
+    "telling", "thousands", "varied", "verdict", "wide", "with_spread",
 ]  # fmt: skip
