@@ -120,7 +120,7 @@ def compare(given: _Compared) -> "Comparison":
     """Run several methods on the same problem with the same seeds, and compare them.
 
     Every method has the same clients, initial models, cohorts and minibatches: a seed fixes them. So methods are
-    compared seed by seed, by a paired t-test that is corrected for the number of pairs (Holm). Its error covers the
+    compared seed by seed, by a paired t-test; p and intervals hold for all pairs together (Bonferroni). Its error covers the
     seeds of training and the examples of ``test``, not another split of the data: these are given already split. The
     verdict says so. A method that diverges does not stop the others.
 
@@ -206,7 +206,7 @@ class Comparison:
     Example:
         >>> data, task = fedax.data.quadratics(clients=4, dimension=2), fedax.tasks.quadratic(2)
         >>> found = compare({"small": fedax.create("fedavg", lr=0.001), "large": "fedavg"}, task, data, rounds=9)
-        >>> "Lowest train loss: large" in found.verdict
+        >>> found.verdict.startswith("large is best: train loss")
         True
     """
 

@@ -127,7 +127,7 @@ def recommendation(problem: ProblemResults) -> str:
         )
     if chosen is None:
         lost = all(m.status in (*GONE, "failed") for m in problem.methods)
-        return "Lower the learning rates first, or let fedax choose them: fedax compare … --tune." * lost
+        return "Lower their learning rates first, or have them chosen (--tune, fedax sweep)." * lost
     text = f"Take {chosen.label}" * (len(problem.methods) > 1)
     others = [m.label for m in problem.tied if m is not chosen]
     if best is not None and chosen is not best:
