@@ -176,7 +176,9 @@ def test_a_worst_client_is_named_with_its_rows_and_only_where_it_is_worse_than_t
     values = np.array([[0.2, 0.21, 0.2, 0.9], [0.21, 0.22, 0.8, 0.92], [0.2, 0.2, 0.1, 0.91], [0.2, 0.21, 0.7, 0.9]])
     tables = [ClientTable(["a", "b", "c", "d"], np.array([9, 9, 2, 40]), {"loss": row}) for row in values]
     result = spread_of("m", tables, "loss", "lower")
-    assert result.worst == [("d", pytest.approx(0.9075), 40)] and "d (0.9075, 40 test rows)" in worst_text(result, "loss")
+    assert result.worst == [("d", pytest.approx(0.9075), 40)] and "d (0.9075, 40 test rows)" in worst_text(
+        result, "loss"
+    )
     assert spread_of("m", tables, "loss", "lower", overlap=50.0).worst == []  # splits that overlap so say little
     far = {"d": np.array([0.9, 0.91]), "c": np.array([0.0, 0.4])}
     assert [name for name, *_ in spread_of("m", tables[:1], "loss", "lower", examples=far).worst] == ["d"]

@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from fedax.experiments import build, clients, execute, new_folder, read, summary
+from fedax.experiments.diagnosis import diagnose_run, verdict
 
 RANDOM = np.random.default_rng(5)
 
@@ -80,7 +81,7 @@ def test_baselines_are_compared_seed_by_seed_on_the_same_test_rows(opposed, base
         np.mean([run.history["test_loss"][-1] for run in opposed.of(label)]), rel=1e-5
     )
     error = np.sqrt((1 / 4 + 0.3 / 0.55) * np.var(gaps, ddof=1))  # the splits overlap
-    low, high = found.gap.interval()
+    high = found.gap.interval()[1]
     assert high - found.gap.mean == pytest.approx(stats.t.ppf(1 - 0.025 / 2, 3) * error)  # two baselines together
     one = found.clients["s1"]
     error = np.sqrt((1 / 4 + 0.3 / 0.55) * np.var([row[1] for row in by_client], ddof=1))
@@ -100,12 +101,32 @@ def test_one_seed_and_one_split_are_said(opposed, tmp_path):
     assert "on these test examples" in " ".join(summary.verdict(problem))
 
 
-def test_a_method_that_failed_with_a_seed_is_never_recommended(alike):
+@pytest.fixture
+def failed(alike):
+    """The same, where one method has ended worse than it began with one of the seeds."""
     record = read(alike.folder)
     run = record.of("fedavg")[3]
     run.history["train_loss"][-1] = 2 * run.history["train_loss"][0]
     object.__setattr__(run, "status", "worse")
-    (problem,) = summary.problems([record])
+    return record
+
+
+def test_a_diagnosis_looks_at_all_seeds_and_says_the_same(failed):
+    assert failed.config["run"]["split_seeds"]
+    fedavg, fedprox = failed.diagnosis[:] = diagnose_run(build(failed.config), failed)
+    assert fedavg["models"] == ["the initial model", "the final one of seed 3, of 8 the one that ended worst"]
+    assert "1 of 8 seeds came to no good end at lr = 0.3: seed 3 (train loss" in fedavg["advice"][0]
+    ends = [run.history["train_loss"][-1] for run in failed.of("fedprox")]
+    assert f"seed {int(np.argmax(ends))}," in fedprox["models"][1] and "no good end" not in " ".join(fedprox["advice"])
+    assert fedprox["points"][1]["loss"] == pytest.approx(max(ends), rel=1e-5)
+    (problem,) = summary.problems([failed])
+    text = verdict(failed)
+    assert summary.recommendation(problem) in text and "fedavg did not come to a good end with every seed" in text
+    assert text.count("Take ") == 1 and "Take fedprox." in text
+
+
+def test_a_method_that_failed_with_a_seed_is_never_recommended(failed):
+    (problem,) = summary.problems([failed])
     assert problem.chosen.label == "fedprox"
     text = summary.verdict(problem)
     assert "the only method that came to a good end with all seeds" in text[0] and text[1].startswith("Take fedprox.")

@@ -78,9 +78,10 @@ def diagnose(
 
     Measures at the initial and at the final models what keeps each method from the
     optimum: another objective, drift of the local steps, the noise of minibatches
-    and of sampled cohorts, each in units of the loss. The verdict comes last on the
-    screen, and first in the report, to which all is added. A configuration is
-    run first, for few rounds and with its first seed.
+    and of sampled cohorts, each in units of the loss. The verdict comes first, here and
+    in the report, to which all is added. Of seeds with data of their own, the one
+    that ended worst is looked at. A configuration is run first, for few rounds and
+    with its first seed.
 
     \b
     Examples:

@@ -146,7 +146,7 @@ def show_results(console: "Console", record: "Record") -> None:
 
 
 def show_diagnosis(console: "Console", record: "Record") -> None:
-    """Show the figures, the reasons, and last, where a reader looks first, the verdict."""
+    """Show the verdict, the reasons, each once, and the figures."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -154,6 +154,11 @@ def show_diagnosis(console: "Console", record: "Record") -> None:
     from fedax.experiments import diagnosis
 
     methods = record.diagnosis
+    console.print(f"\n[bold]Verdict[/]\n{escape(diagnosis.verdict(record))}", highlight=False)
+    for labels, advice in diagnosis.advice(methods):
+        console.print(f"\n[bold]{escape(labels)}[/]")
+        console.print(bullets(advice))
+    console.print()
     table = Table(box=box.SIMPLE_HEAD, title=f"Measured at {escape(diagnosis.where(methods))}", title_justify="left",
                   title_style="bold", pad_edge=False)  # fmt: skip
     table.add_column("")
@@ -164,10 +169,6 @@ def show_diagnosis(console: "Console", record: "Record") -> None:
     console.print(table)
     console.print("[bold]What these figures cannot tell[/]")
     console.print(bullets(diagnosis.unknown(methods)))
-    for method in methods:
-        console.print(f"\n[bold]{escape(method['label'])}[/]")
-        console.print(bullets(method["advice"]))
-    console.print(f"\n[bold]Verdict[/]\n{escape(diagnosis.verdict(record))}\n", highlight=False)
 
 
 def show_report(console: "Console", record: "Record") -> None:

@@ -120,9 +120,9 @@ def compare(given: _Compared) -> "Comparison":
     """Run several methods on the same problem with the same seeds, and compare them.
 
     Every method has the same clients, initial models, cohorts and minibatches: a seed fixes them. So methods are
-    compared seed by seed, by a paired t-test; p and intervals hold for all pairs together (Bonferroni). Its error covers the
-    seeds of training and the examples of ``test``, not another split of the data: these are given already split. The
-    verdict says so. A method that diverges does not stop the others.
+    compared seed by seed, by a paired t-test; p and intervals hold for all pairs together (Bonferroni). Its error
+    covers the seeds of training and the examples of ``test``, not another split of the data: these are given already
+    split. The verdict says so. A method that diverges does not stop the others.
 
     Returns:
         :class:`Comparison`: the verdict, tables, figures.

@@ -165,7 +165,7 @@ def _conclusion(records: Sequence[Record], problems: Sequence[ProblemResults]) -
             "Methods are compared within each, and never across."
         )
     name = (lambda record: f"{record.folder.name}: ") if len(records) > 1 else lambda record: ""
-    return sentences + [f"{name(record)}{diagnosis.verdict(record)}" for record in records if record.diagnosis]
+    return sentences + [f"{name(record)}{diagnosis.why(record)}" for record in records if record.diagnosis]
 
 
 def _missing(records: Sequence[Record]) -> str:
@@ -377,7 +377,7 @@ def _diagnosis(record: Record) -> str:
         return ""
     labels = [method["label"] for method in record.diagnosis]
     rows = [(name, *cells) for name, cells in diagnosis.rows(record.diagnosis)]
-    advice = "".join(_list(method["advice"], method["label"]) for method in record.diagnosis)
+    advice = "".join(_list(sentences, labels) for labels, sentences in diagnosis.advice(record.diagnosis))
     limits = _list(diagnosis.unknown(record.diagnosis), "What these figures cannot tell")
     note = f"Measured at {html.escape(diagnosis.where(record.diagnosis))} (a → b: at the first and at the last)."
     figures = f'<h3 class="gap">The figures</h3><p class="note">{note}</p>{table_of_texts(["Figure", *labels], rows)}'

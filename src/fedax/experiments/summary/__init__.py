@@ -22,6 +22,7 @@ from fedax.experiments.summary.words import (
     GONE,
     NOT_PRIVATE,
     WORDS,
+    alone_is_better,
     deltas,
     described,
     judged,
@@ -34,8 +35,8 @@ from fedax.experiments.summary.words import (
 from fedax.experiments.summary.worth import over_clients
 
 __all__ = [
-    "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "axes", "axes_of", "axis", "costs_of",
-    "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "legend", "methods", "metrics",
-    "order", "over", "over_clients", "problems", "recommendation", "short", "spending", "spread", "table_order",
-    "telling", "thousands", "varied", "verdict", "wide", "with_spread",
+    "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "alone_is_better", "axes", "axes_of", "axis",
+    "costs_of", "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "legend", "methods",
+    "metrics", "order", "over", "over_clients", "problems", "recommendation", "short", "spending", "spread",
+    "table_order", "telling", "thousands", "varied", "verdict", "wide", "with_spread",
 ]  # fmt: skip

@@ -58,7 +58,7 @@ def verdict(problem: ProblemResults) -> list[str]:
     if finished and not problem.seeds:
         apart = ["The methods have no seed in common: they are not compared."] * (len(finished) > 1)
         return [*apart, *_failures(problem)]
-    answer = _alone(problem) or _answer(problem, finished)
+    answer = alone_is_better(problem) or _answer(problem, finished)
     sentences = [*answer, recommendation(problem), *_worth(problem), *_failures(problem)]
     return [*filter(None, sentences), *(_coverage(problem) if problem.gaps or problem.against else [])]
 
@@ -93,7 +93,7 @@ def _answer(problem: ProblemResults, finished: Sequence[Method]) -> list[str]:
     return [f"{first}: {_name(column)} {figure}; {behind}.", f"{second}."]
 
 
-def _alone(problem: ProblemResults) -> list[str]:
+def alone_is_better(problem: ProblemResults) -> list[str]:
     """The answer where clients do better alone than by any of the methods; else nothing."""
     alone = problem.against.get(LOCAL_ONLY)
     if alone is None or alone.side(alone.gap) >= 0 or _slight(problem, alone):
@@ -121,7 +121,7 @@ def _slight(problem: ProblemResults, found: Versus) -> bool:
 def recommendation(problem: ProblemResults) -> str:
     """What to do next: the same in the verdict, the diagnosis and the report; empty where nothing can be said."""
     chosen, best, judge = problem.chosen, problem.best, problem.judge
-    if judge is not None and _alone(problem):
+    if judge is not None and alone_is_better(problem):
         return (
             "Train alone: these data ask for a model for each client. Or do clients mean different things by a label?"
         )
@@ -153,7 +153,7 @@ def _worth(problem: ProblemResults) -> list[str]:
         ends = f"{_name(alone.column)} {show(alone.column, alone.mean)} against {show(alone.column, alone.baseline)}"
         if alone.gap is None:
             sentences.append(f"Of clients that train alone: {ends}; one seed does not tell this from chance.")
-        elif not _alone(problem):
+        elif not alone_is_better(problem):
             against = f"{alone.label} is {_lead(alone.column, alone.gap, 1, 'clients that train alone')}"
             worth = {1: "A common model is worth it: ", 0: "Whether a common model is worth it is not told: ", -1: ""}
             sentences.append(f"{worth[alone.side(alone.gap)]}{against}, {ends}{_on(alone)}.")
