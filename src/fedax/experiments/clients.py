@@ -3,7 +3,7 @@
 The baselines are no federated methods, and are not ranked with them. In ``local only`` each client trains its own model
 on its own data; ``pooled`` is one model on the data of all clients in one place. Both start from the run's initial
 model and make as many passes over the data as the method that made most, by stochastic gradient descent with the run's
-minibatch size and the first method's learning rate.
+minibatch size and the first method's learning rate; or, where methods are tuned, the best of the same rates.
 """
 
 import csv
@@ -282,18 +282,36 @@ def finite_model(params: Any) -> bool:
 
 
 def add_baselines(experiment: Experiment, folder: Path) -> None:
-    """Run the baselines of all seeds whose tables are missing or damaged, and write the tables."""
-    run = experiment.config["run"]
-    for seed in run["seeds"]:
-        paths = {label: table_path(folder, label, seed) for label in BASELINES}
-        if missing := [label for label, path in paths.items() if not path.exists() or _damage(path) is not None]:
-            data, _, test = experiment.split(seed)
+    """Run the baselines of all seeds whose tables are missing or damaged, and write the tables.
+
+    Of several rates each baseline has the one with the lowest mean validation loss over the seeds.
+    """
+    seeds, rates = experiment.config["run"]["seeds"], baseline_rates(experiment.config)
+    for label in BASELINES:
+        paths = {seed: table_path(folder, label, seed) for seed in seeds}
+        missing = [seed for seed, path in paths.items() if not path.exists() or _damage(path) is not None]
+        found: dict[float, dict[int, ClientTable]] = {rate: {} for rate in rates}
+        losses: dict[float, list[float]] = {rate: [] for rate in rates}
+        for seed in seeds if missing and len(rates) > 1 else missing:
+            data, val, test = experiment.split(seed)
             rounds = _passes(experiment, folder, seed, data)
-            for label in missing:
-                if experiment.fleet is not None:
-                    _baseline_at_nodes(experiment, folder, label, seed, rounds)
-                else:
-                    write_table(paths[label], _baseline(experiment, label, seed, data, test, rounds))
+            if experiment.fleet is not None:
+                _baseline_at_nodes(experiment, folder, label, seed, rounds)
+                continue
+            for rate in rates:
+                parts: Any = [test] if len(rates) == 1 else [test, val]
+                found[rate][seed], *chosen_by = _baseline(experiment, label, seed, data, parts, rounds, rate)
+                losses[rate] += [float(np.average(each.values["loss"], weights=each.sizes)) for each in chosen_by]
+        best = min(rates, key=lambda rate: _mean(losses[rate]))
+        for seed in missing:
+            if seed in found[best]:
+                write_table(paths[seed], found[best][seed])
+
+
+def _mean(losses: Sequence[float]) -> float:
+    """The mean of some losses; infinite where one is not finite."""
+    mean = float(np.mean(losses)) if losses else 0.0
+    return mean if math.isfinite(mean) else math.inf
 
 
 def _passes(experiment: Experiment, folder: Path, seed: int, data: Any) -> int:
@@ -305,32 +323,57 @@ def _passes(experiment: Experiment, folder: Path, seed: int, data: Any) -> int:
     return max(1, round(steps / steps_a_pass))
 
 
-def baseline_rate(config: Mapping[str, Any]) -> float | None:
-    """The learning rate of the baselines: that of ``run.baselines``, else the first method's; ``None``: no number."""
+def baseline_rates(config: Mapping[str, Any]) -> list[float]:
+    """The learning rates of the baselines: those of ``run.baselines``, else the first method's; empty: no number."""
     baselines = config["run"].get("baselines")
-    given = baselines.get("lr") if isinstance(baselines, dict) else None
+    given = baselines.get("lr") if isinstance(baselines, Mapping) else None
     lr = config["methods"][0].get("lr") if given is None else given
-    return float(lr) if isinstance(lr, int | float) and not isinstance(lr, bool) else None
+    rates = lr if isinstance(lr, list) else [lr]
+    return [float(rate) for rate in rates if isinstance(rate, int | float) and not isinstance(rate, bool)]
 
 
-def _baseline(experiment: Experiment, label: str, seed: int, data: Any, test: Any, rounds: int) -> ClientTable:
-    task, lr = experiment.task, baseline_rate(experiment.config)
+def _baseline(
+    experiment: Experiment,
+    label: str,
+    seed: int,
+    data: Any,
+    parts: Sequence[fedax.FederatedData],
+    rounds: int,
+    lr: float,
+) -> list[ClientTable]:
+    """The tables of a baseline, one for each of some held-out parts."""
+    task = experiment.task
     options = _options(experiment, seed, rounds)
     if "per_client" in task.run_metrics:
-        options["test"] = test  # which it asks for
+        options["test"] = parts[0]  # which it asks for
     with warnings.catch_warnings(), show_progress(False):
         for category in (DivergedWarning, BadClientWarning):
             warnings.simplefilter("ignore", category)
         if label == "pooled":
             pooled = fedax.FederatedData(data.examples, [data.num_examples], _finite=True)
             pooled_run = fedax.simulate(fedax.create("fedavg", lr=lr), task, pooled, **options)
-            return _evaluated(experiment, pooled_run.params, test)
+            if not finite_model(pooled_run.params):
+                return [_undefined(part) for part in parts]
+            return [_evaluated(experiment, pooled_run.params, part) for part in parts]
         local_run = fedax.simulate(LocalOnly(lr), task, data, **options)
     places = {data.name(i): i for i in range(data.num_clients)}
-    rows = np.array([places[test.name(i)] for i in range(test.num_clients)])
-    memory: Any = local_run.memory
-    memory = memory[rows] if hasattr(memory, "kept") else jax.tree.map(lambda leaf: np.asarray(leaf)[rows], memory)
-    return _evaluated(experiment, None, test, memory.tree)
+    tables = []
+    for part in parts:
+        rows = np.array([places[part.name(i)] for i in range(part.num_clients)])
+        memory: Any = local_run.memory
+        kept = hasattr(memory, "kept")
+        memory = memory[rows] if kept else jax.tree.map(lambda leaf, rows=rows: np.asarray(leaf)[rows], memory)
+        finite = np.all([np.isfinite(leaf).reshape(len(rows), -1).all(1) for leaf in jax.tree.leaves(memory.tree)], 0)
+        table = _evaluated(experiment, None, part, jax.tree.map(np.nan_to_num, memory.tree))
+        values = {name: np.where(finite, figures, np.nan) for name, figures in table.values.items()}
+        tables.append(table._replace(values=values))
+    return tables
+
+
+def _undefined(part: fedax.FederatedData) -> ClientTable:
+    """The table of a model that is not finite."""
+    names = [part.name(i) for i in range(part.num_clients)]
+    return ClientTable(names, np.asarray(part.sizes), {"loss": np.full(len(names), np.nan)})
 
 
 def _options(experiment: Experiment, seed: int, rounds: int) -> dict[str, Any]:
@@ -348,8 +391,7 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
         return
     if experiment.config["run"].get("secure") is not None:
         return  # :func:`_add_table_of_nodes` has recorded why
-    lr, fleet = baseline_rate(experiment.config), experiment.nodes(seed)
-    assert lr is not None
+    lr, fleet = baseline_rates(experiment.config)[0], experiment.nodes(seed)
     job = make_job(LocalOnly(lr), experiment.task, fleet.census, **_options(experiment, seed, rounds))
     problem = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
     program = program_of(client_round(problem, job.plan, job.census.example, job.x))

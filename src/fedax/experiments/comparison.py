@@ -28,7 +28,7 @@ from fedax.engine.patience import Patience
 from fedax.engine.saved import Model, load_model
 from fedax.errors import ConfigError, complete, unknown
 from fedax.experiments import described, summary, tables
-from fedax.experiments.clients import baseline_rate
+from fedax.experiments.clients import baseline_rates
 from fedax.experiments.config.data import class_names
 from fedax.experiments.config.experiment import Experiment, check_judge
 from fedax.experiments.config.sections import seeds_of
@@ -497,7 +497,7 @@ def _completed(
         check_judge("judge", judge, columns, task.metrics, [completed.config])
     if (until := experiment.options.get("until")) is not None and until.column not in columns:
         raise unknown("until.column", until.column, columns)
-    if baselines and baseline_rate(completed.config) is None:
+    if baselines and not baseline_rates(completed.config):
         label = next(iter(named))
         way_out = f"{label} has no constant lr for them to take: name one, baselines={{'lr': 0.1}}"
         raise ConfigError("baselines", baselines, way_out)
