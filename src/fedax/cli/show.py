@@ -74,10 +74,10 @@ def show_sweep(console: "Console", record: "Record", results: Mapping[str, Any])
 def show_choices(console: "Console", experiment: "Experiment", folder: pathlib.Path) -> None:
     """Show what an experiment will run."""
     from fedax.columns import better
-    from fedax.experiments import noted, rates
+    from fedax.experiments import noted
     from fedax.experiments.following import decides
     from fedax.experiments.runner import count_parameters
-    from fedax.experiments.summary import facts, short, telling
+    from fedax.experiments.summary import facts, rates, short, telling
 
     lines = facts(experiment.config, experiment.data.sizes.tolist(), count_parameters(experiment.task))
     if (column := decides(experiment)) is not None and len(experiment.methods) > 1:
@@ -86,7 +86,7 @@ def show_choices(console: "Console", experiment: "Experiment", folder: pathlib.P
         f"{m['label']} ({', '.join(f'{k} {short(v)}' for k, v in telling(m).items())})"
         for m in experiment.config["methods"]
     ]
-    tuned = {"Rates": f"{rates.said(experiment.tuned)} (--no-tune: as configured)"} if experiment.tuned else {}
+    tuned = {"Rates": f"{rates(experiment.tuned)} (--no-tune: as configured)"} if experiment.tuned else {}
     console.print(two_columns({**lines, "Methods": ", ".join(methods), **tuned, "Folder": str(folder)}))
     console.print("[dim]To change any of it: --set run.rounds=200. All settings: config.toml in that folder.[/]\n")
     for line in noted.lines(experiment.config, experiment.data.overview):

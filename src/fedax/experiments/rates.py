@@ -49,7 +49,7 @@ def chosen(experiment: Experiment, code: own.Code | None = None) -> Experiment:
     Example:
         >>> from fedax.experiments import build
         >>> given = build({
-        ...     "data": {"name": "digits", "clients": 3, "partition": "iid", "split": {"val": 0.2, "test": 0.2}},
+        ...     "data": {"name": "digits", "clients": 3, "partition": "iid", "split": {"val": 0.2}},
         ...     "run": {"rounds": 3, "batch_size": 32, "seeds": 1},
         ...     "methods": [{"name": "fedavg", "lr": 0.01}],
         ... })
@@ -117,16 +117,3 @@ def _swept(
             lambda number: candidates[number], grid, experiment.task, seeds=seeds, **by_seed,
             **options | experiment.options,
         ).runs  # fmt: skip
-
-
-def said(tuned: dict[str, Any]) -> str:
-    """What was chosen, in a sentence.
-
-    Example:
-        >>> said({"fedavg": {"tried": [0.01, 0.1, 1.0], "lr": 0.1}, "fednova": {"tried": [0.01, 0.1, 1.0], "lr": 0.01}})
-        'the best of 0.01, 0.1 and 1 by validation loss for each method: fedavg 0.1, fednova 0.01; baselines alike'
-    """
-    rates = sorted({rate for each in tuned.values() for rate in each["tried"]})
-    *some, last = (f"{rate:g}" for rate in rates)
-    ends = ", ".join(f"{label} {each['lr']:g}" for label, each in tuned.items())
-    return f"the best of {', '.join(some)} and {last} by validation loss for each method: {ends}; baselines alike"

@@ -11,7 +11,7 @@ from fedax.experiments import chance
 from fedax.experiments.alone import LOCAL_ONLY
 from fedax.experiments.chance import Gap
 from fedax.experiments.summary.compared import LEVEL, Method, ProblemResults, costs, spread
-from fedax.experiments.summary.settings import over
+from fedax.experiments.summary.settings import over, rates
 from fedax.experiments.summary.worth import Versus
 from fedax.theory.diagnostics import MATERIAL
 
@@ -275,6 +275,8 @@ def legend(problem: ProblemResults) -> list[str]:
     column = "" if problem.judge is None else describe(problem.judge).label
     if problem.judge is not None:
         sentences.append(f"Judged by {column} ({problem.better} is better).")
+    if tuned := problem.records[0].about.get("tuned"):
+        sentences.append(f"Learning rates are {rates(tuned)}.")
     if problem.star is not None:
         sentences.append(f"★: better than each other method by {column}, p < {LEVEL} for all pairs together.")
     elif problem.tied:
