@@ -1,11 +1,14 @@
 """Is a common model worth it? The verdict answers by clients that train alone, and by all rows in one place."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from fedax.experiments import build, clients, execute, new_folder, read, summary
 from fedax.experiments.diagnosis import diagnose_run, verdict
+from tests.experiments import run_cli
 
 RANDOM = np.random.default_rng(5)
 
@@ -131,3 +134,19 @@ def test_a_method_that_failed_with_a_seed_is_never_recommended(failed):
     text = summary.verdict(problem)
     assert "the only method that came to a good end with all seeds" in text[0] and text[1].startswith("Take fedprox.")
     assert "fedavg: ended worse than it began (1 of 8 seeds)." in text
+
+
+def test_the_verdict_for_scripts(opposed, tmp_path):
+    result = run_cli("report", str(opposed.folder), "--format", "json")
+    (content,) = json.loads(result.stdout)["problems"]
+    (problem,) = summary.problems([opposed])
+    assert content["verdict"] == summary.verdict(problem) and content["train_alone"] and content["take"] is None
+    assert content["recommendation"] in content["verdict"]
+    alone = content["baselines"]["local only"]
+    assert alone["difference"]["low"] > 0 and {*alone["clients"]} == {"s0", "s1", "s2", "s3"}
+    assert sorted(alone["gain"] + alone["lose"] + alone["not_distinguished"]) == ["s0", "s1", "s2", "s3"]
+    assert content["judged"]["column"] == "test_loss" and content["judged"]["seeds"] == [0, 1, 2, 3]
+    assert [row["label"] for row in content["methods"]] == ["fedavg", "scaffold"]
+    assert run_cli("report", str(opposed.folder), "--format", "json", "--out", str(tmp_path / "v.json")).exit_code == 0
+    assert json.loads((tmp_path / "v.json").read_text())["problems"] == [content]
+    assert "target" in run_cli("report", str(opposed.folder), "--format", "json", "--target", "0.3").stderr

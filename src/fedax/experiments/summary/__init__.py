@@ -23,6 +23,7 @@ from fedax.experiments.summary.words import (
     NOT_PRIVATE,
     WORDS,
     alone_is_better,
+    conclusion,
     deltas,
     described,
     judged,
@@ -36,7 +37,7 @@ from fedax.experiments.summary.worth import over_clients
 
 __all__ = [
     "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "alone_is_better", "axes", "axes_of", "axis",
-    "costs_of", "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "legend", "methods",
-    "metrics", "order", "over", "over_clients", "problems", "rates", "recommendation", "short", "spending", "spread",
-    "table_order", "telling", "thousands", "varied", "verdict", "wide", "with_spread",
+    "conclusion", "costs_of", "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "legend",
+    "methods", "metrics", "order", "over", "over_clients", "problems", "rates", "recommendation", "short", "spending",
+    "spread", "table_order", "telling", "thousands", "varied", "verdict", "wide", "with_spread",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from fedax.columns import better, describe, show, show_parts
 from fedax.experiments import chance
 from fedax.experiments.alone import LOCAL_ONLY
 from fedax.experiments.chance import Gap
-from fedax.experiments.summary.compared import LEVEL, Method, ProblemResults, costs, spread
+from fedax.experiments.summary.compared import LEVEL, Method, ProblemResults, costs, metrics, spread
 from fedax.experiments.summary.settings import over, rates
 from fedax.experiments.summary.worth import Versus
 from fedax.theory.diagnostics import MATERIAL
@@ -22,7 +22,7 @@ _FEW = 10  # with fewer seeds the test detects only differences of about a stand
 
 
 def judged(problem: ProblemResults) -> dict[str, Any]:
-    """The comparison for summary.json; ``differences``: to the best method, with 95 % intervals."""
+    """The comparison for summary.json; ``differences``: to the best, with 95 % intervals that hold together."""
     return {
         "column": problem.judge,
         "better": problem.better,
@@ -32,7 +32,7 @@ def judged(problem: ProblemResults) -> dict[str, Any]:
         "covered": problem.covered,
         "best": problem.best and problem.best.label,
         "differences": {
-            label: dict(zip(("mean", "low", "high"), (gap.mean, *gap.interval()), strict=True))
+            label: {name: value for name, value in _interval(gap).items() if name != "p"}
             for label, gap in problem.gaps.items()
         },
         "p": problem.p,
@@ -41,6 +41,51 @@ def judged(problem: ProblemResults) -> dict[str, Any]:
         "too_small_to_matter": [label for label in problem.p if problem.small(label)],
         "tail_evaluations": problem.tail,
     }
+
+
+def conclusion(problem: ProblemResults) -> dict[str, Any]:
+    """The whole verdict for a program: docs/experiments.md, "The verdict for scripts", says what its names mean."""
+    return {
+        "verdict": verdict(problem),
+        "take": None if problem.judge is None or alone_is_better(problem) else problem.chosen and problem.chosen.label,
+        "train_alone": problem.judge is not None and bool(alone_is_better(problem)),
+        "recommendation": recommendation(problem),
+        "still_improving": problem.falling,
+        "judged": judged(problem),
+        "baselines": {label: _against(found) for label, found in problem.against.items()},
+        "methods": [
+            {
+                "label": m.label,
+                "status": m.status,
+                "status_text": m.status_text,
+                "final": {column: described(m.final(column)) for column in metrics([m])},
+            }
+            for m in problem.methods
+        ],
+        "differs": problem.differs,
+    }
+
+
+def _against(found: Versus) -> dict[str, Any]:
+    """A baseline for :func:`conclusion`; differences are those of the method less the baseline."""
+    sides = found.sides
+    return {
+        "method": found.label,
+        "column": found.column,
+        "mean": found.mean,
+        "baseline": found.baseline,
+        "difference": None if found.gap is None else _interval(found.gap),
+        "covers_test_examples": found.sure,
+        "clients": {name: _interval(gap) for name, gap in found.clients.items()},
+        "gain": sides[1],
+        "lose": sides[-1],
+        "not_distinguished": sides[0],
+    }
+
+
+def _interval(gap: Gap) -> dict[str, float]:
+    low, high = gap.interval()
+    return {"mean": gap.mean, "low": low, "high": high, "p": gap.p}
 
 
 def described(values: np.ndarray) -> dict[str, Any] | None:
