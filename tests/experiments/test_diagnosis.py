@@ -136,7 +136,7 @@ def ended(ran, losses, takes, names=("fedavg", "scaffold")):
         (([0.5, 0.52, 0.47], [0.4, 0.42, 0.375]), ("scaffold", "fedavg"), "So says fedavg."),
         # one seed
         (([0.5], [0.4995]), ("", ""), "Take fedavg: it is not distinguished from scaffold"),
-        (([0.5], [0.48]), ("", ""), "One seed does not tell"),
+        (([0.5], [0.48]), ("", ""), "one seed does not tell"),
     ],
 )
 def test_of_methods_that_tie_the_cheapest_is_taken(ran, losses, takes, sentence):

@@ -46,7 +46,7 @@ def test_the_story_of_a_notebook(tmp_path):
     shown = compared[1].data["text/html"]
     assert (
         shown.startswith("<p>scaffold is best: train loss ")
-        and "next mine &amp; &lt;others&gt;" in shown
+        and "Next is mine &amp; &lt;others&gt;" in shown
         and "<others>" not in shown
     )
     assert "data:image/svg+xml;base64," in shown and len(shown) < 150_000

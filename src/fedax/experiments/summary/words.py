@@ -119,23 +119,21 @@ def _answer(problem: ProblemResults, finished: Sequence[Method]) -> list[str]:
         return [f"{only.label} ended at {_name(column)} {with_spread(column, only.final(column))}{why}."]
     sign = 1 if problem.better == "lower" else -1
     others = sorted((m for m in finished if m is not best), key=lambda m: sign * float(np.mean(m.final(column))))
-    figure, following = with_spread(column, best.final(column)), others[0]
-    behind = f"next {following.label}, {with_spread(column, following.final(column))}"
+    figure, following = f"{_name(column)} {with_spread(column, best.final(column))}", others[0]
+    behind = f"Next is {following.label}, {with_spread(column, following.final(column))}"
     if not problem.gaps:
-        return [
-            f"{best.label} ended best: {_name(column)} {figure}; {behind}. One seed does not tell this from chance."
-        ]
+        return [f"{best.label} ended best, {figure}: one seed does not tell this from chance.", f"{behind}."]
     equal = [m.label for m in problem.tied if m is not best]
     if problem.star is not None:
-        first = f"{best.label} is best"
+        first = f"{best.label} is best: {figure}"
     elif equal:
-        first = f"{best.label} ended best, and is not distinguished from {_few(equal)}"
+        first = f"{best.label} ended best, {figure}, and is not distinguished from {_few(equal)}"
     else:
-        first = f"{best.label} ended best on these examples"
-    second = f"{following.label} is {_lead(column, problem.gaps[following.label], 1)}"
+        first = f"{best.label} ended best on these examples: {figure}"
+    second = f"{behind}: {_lead(column, problem.gaps[following.label], 1)}"
     if problem.small(following.label):
-        second += f": too small to matter, less than {100 * MATERIAL:g} % of what training gained"
-    return [f"{first}: {_name(column)} {figure}; {behind}.", f"{second}."]
+        second += f", too small to matter, less than {100 * MATERIAL:g} % of what training gained"
+    return [f"{first}.", f"{second}."]
 
 
 def alone_is_better(problem: ProblemResults) -> list[str]:
