@@ -9,7 +9,7 @@ import pytest
 import fedax
 from fedax.errors import ConfigError, DamagedWarning, DataError
 from fedax.experiments import build, clients, execute, new_folder, read, write_report
-from fedax.experiments.clients import ClientTable, read_table, spread_of, table_path, write_table
+from fedax.experiments.clients import ClientTable, read_table, spread_of, table_path, worst_text, write_table
 from fedax.experiments.config.experiment import problem_of
 from fedax.experiments.defaults import comparison, judge
 from fedax.experiments.tuning import plan
@@ -168,9 +168,21 @@ def test_the_spread_over_clients():
     known = np.delete(due, 3)
     assert (result.mean, result.std) == (pytest.approx(known.mean()), pytest.approx(known.std(ddof=1)))
     assert result.worst_tenth == pytest.approx(np.sort(known)[:3].mean())
-    assert [name for name, _ in result.worst] == ["c0", "c1", "c2"]
-    assert [name for name, _ in spread_of("m", [one], "auc", "lower").worst] == ["c21", "c20", "c19"]
+    assert spread_of("m", [one], "auc", "lower").worst == []  # one seed, and its test examples are not known
     assert spread_of("m", [one], "loss", "lower") is None and spread_of("m", [], "auc", "lower") is None
+
+
+def test_a_worst_client_is_named_with_its_rows_and_only_where_it_is_worse_than_the_mean_beyond_chance():
+    values = np.array([[0.2, 0.21, 0.2, 0.9], [0.21, 0.22, 0.8, 0.92], [0.2, 0.2, 0.1, 0.91], [0.2, 0.21, 0.7, 0.9]])
+    tables = [ClientTable(["a", "b", "c", "d"], np.array([9, 9, 2, 40]), {"loss": row}) for row in values]
+    result = spread_of("m", tables, "loss", "lower")
+    assert result.worst == [("d", pytest.approx(0.9075), 40)] and "d (0.9075, 40 test rows)" in worst_text(
+        result, "loss"
+    )
+    assert spread_of("m", tables, "loss", "lower", overlap=50.0).worst == []  # splits that overlap so say little
+    far = {"d": np.array([0.9, 0.91]), "c": np.array([0.0, 0.4])}
+    assert [name for name, *_ in spread_of("m", tables[:1], "loss", "lower", examples=far).worst] == ["d"]
+    assert worst_text(spread_of("m", tables[:1], "loss", "lower"), "loss") == ""  # one seed, no test examples known
 
 
 @pytest.mark.parametrize(

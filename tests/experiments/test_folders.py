@@ -62,7 +62,7 @@ def test_a_run(written):
 def test_a_comparison(written):
     folder, expected = written
     record = fedax.load(folder / "comparison")
-    assert record.verdict == expected["comparison"]["verdict"]
+    assert expected["comparison"]["verdict"] in record.verdict  # it says how the methods ended
     assert record.records[0].config == expected["comparison"]["config"]
     same_rows(record.records[0], expected["comparison"]["rows"])
 

@@ -45,8 +45,8 @@ def test_the_story_of_a_notebook(tmp_path):
     assert any('<progress max="1"' in text and "mine &amp; &lt;others&gt;, seed" in text for text in client.seen)
     shown = compared[1].data["text/html"]
     assert (
-        shown.startswith("<p>mine &amp; &lt;others&gt; less scaffold, train loss: ")
-        and "Lowest train loss: scaffold" in shown
+        shown.startswith("<p>scaffold is best: train loss ")
+        and "Next is mine &amp; &lt;others&gt;" in shown
         and "<others>" not in shown
     )
     assert "data:image/svg+xml;base64," in shown and len(shown) < 150_000

@@ -9,6 +9,7 @@ import fedax
 from fedax.theory import chi_square, diagnose, weighted_optimum
 from fedax.theory.advice import KEEPING
 from tests import mostly_long
+from tests.theory import sentence
 
 N, D = 10, 3
 RNG = np.random.default_rng(5)
@@ -92,7 +93,9 @@ def test_a_run_loses_what_is_said_and_corrected_weights_bring_it_back(pace):
     assert all(name in diagnosis.verdict for name in KEEPING) and "waiting for all clients" in diagnosis.verdict
     assert above(end(weights="corrected")) < 0.05 * above(ends)
     right = found(pace=fedax.Async(**{**pace.arguments(), "weights": "corrected"}), lr=lr)
-    assert right.chi2 < 1e-6 and right.advice[0].startswith("No objective inconsistency: the answers of all clients")
+    assert right.chi2 < 1e-6 and sentence(right, "bjective").startswith(
+        "No objective inconsistency: the answers of all clients"
+    )
     assert "corrected" not in right.verdict
 
 
@@ -105,7 +108,7 @@ def test_speed_costs_little_unless_it_goes_with_the_data():
     costs = [each.points[-1].inconsistency_cost for each in (unlike, shuffled, alike)]
     assert min(each.chi2 for each in (unlike, shuffled, alike)) > 0.3
     assert costs[1] < 0.25 * costs[0] and costs[2] < 1e-9
-    assert "too little to act upon" in alike.advice[0] and "corrected" not in alike.verdict
+    assert "too little to act upon" in sentence(alike, "bjective") and "corrected" not in alike.verdict
 
 
 HALF = fedax.Async(5, 2, fedax.PolynomialStaleness(0.5), start="idle")
@@ -155,7 +158,7 @@ def test_what_is_not_known_is_not_claimed():
     for name in ("fednova-vr", "fedavg-m", "fedglomo"):
         method = fedax.create(name, lr=0.01)
         diagnosis = diagnose(method, fedax.tasks.quadratic(1), THREE, pace=fedax.Async(3, 1, start="idle"), **given)
-        assert diagnosis.weights is None and "where the server does not wait" in diagnosis.advice[0]
+        assert diagnosis.weights is None and "where the server does not wait" in sentence(diagnosis, "bjective")
 
 
 def test_some_that_are_never_heard_cannot_be_corrected_for():
@@ -176,7 +179,7 @@ def test_unequal_work_and_unequal_speed_are_told_apart():
     assert uniform.verdict.startswith("Keep FedAvg, with equal local steps for all clients, which costs no traffic")
     both = at_its_end(pace=fedax.Async(4, 2, fedax.PolynomialStaleness(1.0)), steps=steps[::-1])
     assert both.verdict.startswith("Keep FedAvg, with equal local steps for all clients") and both.take == ""
-    assert "clients take 1 to 8 steps each time" in both.advice[0]
+    assert "clients take 1 to 8 steps each time" in sentence(both, "bjective")
     scaffold = found("scaffold", steps=steps, lr=0.01)
     assert scaffold.chi2 == 0 and "fednova" not in scaffold.verdict
 

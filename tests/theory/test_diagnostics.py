@@ -39,6 +39,7 @@ from fedax.theory.measure import (
 from fedax.theory.reasons import cohort, drift
 from fedax.theory.surrogate import expected_weights, view_of
 from tests.algorithms.bed import limit
+from tests.theory import sentence
 
 SIZES, P = np.array([3, 1, 40, 9]), np.array([0.1, 0.2, 0.4, 0.3])
 FEATURES, TAU = 6, np.array([2, 7, 3, 4])
@@ -345,7 +346,7 @@ def test_weights_of_random_work_are_those_of_the_mean_update():
     assert low < diagnosis.chi2 < high
     assert any("50 draws" in text for text in diagnosis.unknown)
     coin = diagnose(FEDAVG, TASK, DATA, work=fedax.GeometricSteps(5.0), batch_size=1)
-    assert coin.chi2 < 1e-20 and "all alike in each" in coin.advice[0]
+    assert coin.chi2 < 1e-20 and "all alike in each" in sentence(coin, "bjective")
 
 
 def test_weights_of_cohorts():
@@ -375,7 +376,7 @@ def test_cohorts_with_divided_weights_are_an_inconsistency_of_their_own():
     method = fedax.create("fednova", lr=0.003)
     diagnosis = diagnose(method, TASK, DATA, work=UNEQUAL, participation=fedax.UniformNormalized(1))
     assert_allclose(diagnosis.weights, 0.25)
-    assert diagnosis.advice[0].startswith("Objective inconsistency: cohorts' weights are divided")
+    assert sentence(diagnosis, "bjective").startswith("Objective inconsistency: cohorts' weights are divided")
     assert diagnose(method, TASK, DATA, work=UNEQUAL, participation=fedax.Uniform(1)).chi2 == 0
     never = diagnose(method, TASK, DATA, work=UNEQUAL, participation=fedax.Trace([[0, 2], [3]]))
     assert never.weights[1] == 0 and never.chi2 == never.floor == np.inf
@@ -418,7 +419,10 @@ def test_every_method_has_a_diagnosis(name):
     traits, diagnosis = method.traits(), diagnose(method, QUADRATIC, QUADRATICS, work=fedax.Steps(2))
     known = diagnosis.weights is not None
     assert known is bool(traits.limit), diagnosis.advice
-    assert diagnosis.advice[0].startswith("No objective inconsistency" if known else "What ") and diagnosis.unknown
+    assert (
+        sentence(diagnosis, "bjective").startswith("No objective inconsistency" if known else "What ")
+        and diagnosis.unknown
+    )
     assert (diagnosis.max_lr is not None) is isinstance(method, fedax.FedAvg)
     if traits.steps == "equal":
         with pytest.raises(ConfigError, match="equal local steps"):
@@ -459,7 +463,7 @@ def test_digits_with_unequal_epochs_are_inconsistent_and_with_equal_steps_are_no
     unequal = diagnose(method, task, data, work=fedax.Epochs(2), batch_size=32, sample=2)
     tau = np.maximum(1, 2 * data.sizes // 32)
     assert_allclose(unequal.chi2, chi_square(data.weights, data.weights * tau))
-    first = unequal.advice[0]
+    first = sentence(unequal, "bjective")
     assert first.startswith(
         f"Objective inconsistency: clients take {tau.min()} to {tau.max()} steps a round, so FedAvg"
     )
@@ -467,11 +471,13 @@ def test_digits_with_unequal_epochs_are_inconsistent_and_with_equal_steps_are_no
     assert "and 2 of 16 clients looked at" in unequal.unknown[0]
     equal = diagnose(method, task, data, work=fedax.Steps(10), batch_size=32, sample=1)
     assert equal.chi2 < 1e-20 and equal.floor < 1e-20
-    assert equal.advice[0].startswith("No objective inconsistency: every client takes 10 steps a round (χ² = 0)")
-    fednova = diagnose(fedax.create("fednova", lr=0.1), task, data, work=fedax.Epochs(2), batch_size=32, sample=1)
-    assert (
-        fednova.advice[0].startswith("No objective inconsistency") and "counts each by its weight" in fednova.advice[0]
+    assert sentence(equal, "bjective").startswith(
+        "No objective inconsistency: every client takes 10 steps a round (χ² = 0)"
     )
+    fednova = diagnose(fedax.create("fednova", lr=0.1), task, data, work=fedax.Epochs(2), batch_size=32, sample=1)
+    assert sentence(fednova, "bjective").startswith(
+        "No objective inconsistency"
+    ) and "counts each by its weight" in sentence(fednova, "bjective")
 
 
 def advice(lr=0.003, data=DATA, **options):
@@ -525,10 +531,12 @@ def test_drift_that_moves_the_fixed_point_harms_by_as_much_as_is_said(lr, steps)
     assert harms is (lr > 0.02)  # with small steps little is lost
     if harms:
         assert diagnosis.take == "scaffold" and diagnosis.verdict.startswith("Take scaffold in place of FedAvg")
-        assert "drift harms here" in diagnosis.advice[1] and "lowers the loss" in diagnosis.advice[1]
+        assert "drift harms here" in sentence(diagnosis, "Client drift") and "lowers the loss" in sentence(
+            diagnosis, "Client drift"
+        )
         assert corrected.verdict.startswith("Keep Scaffold: without its corrections drift")
     else:
-        assert diagnosis.take == "" and "drift does not harm here" in diagnosis.advice[1]
+        assert diagnosis.take == "" and "drift does not harm here" in sentence(diagnosis, "Client drift")
         assert corrected.take == "fedavg"
 
 
@@ -549,7 +557,7 @@ def test_identical_clients_have_no_drift_however_many_steps(batch_size):
     alike = fedax.FederatedData(alike, [40] * 4)
     diagnosis = diagnose(FEDAVG, TASK, alike, work=fedax.Steps(20), batch_size=batch_size, points=MODELS)
     assert all(point.bias < 1e-4 * point.free_move for point in diagnosis.points)
-    assert "drift does not harm here" in diagnosis.advice[1] and diagnosis.take != CORRECTED
+    assert "drift does not harm here" in sentence(diagnosis, "Client drift") and diagnosis.take != CORRECTED
 
 
 def test_noise_of_minibatches_is_in_the_verdict():
@@ -559,8 +567,10 @@ def test_noise_of_minibatches_is_in_the_verdict():
     given = {"work": fedax.Steps(4), "batch_size": 1, "points": [MODELS[0], optimum]}
     diagnosis = diagnose(fedax.create("fedavg", lr=0.02), TASK, alike, **given)
     assert diagnosis.verdict.startswith("Keep FedAvg, and let lr decay") and diagnosis.take == ""
-    assert "lr decay towards the end" in diagnosis.advice[2]
-    assert "too little for lr to decay yet" in diagnose(FEDAVG, TASK, alike, **given | {"batch_size": 40}).advice[2]
+    assert "lr decay towards the end" in sentence(diagnosis, "Noise of minibatches")
+    assert "too little for lr to decay yet" in sentence(
+        diagnose(FEDAVG, TASK, alike, **given | {"batch_size": 40}), "Noise of mini"
+    )
 
 
 def words(diagnosis, **changes):
@@ -636,7 +646,7 @@ def test_fednova_is_taken_only_where_it_ends_better(lr, most, worse):
         assert_allclose(diagnosis.points[-1].normalized_drift_cost, lost["fednova"], rtol=0.3)
 
 
-def labelled(wrong=(), rare=None):
+def labelled(wrong=(), rare=None, names=None):
     """Six clients with examples of three classes on a line; some labels wrong at some, one class at one client."""
     rng = np.random.default_rng(0)
     y = np.tile(np.repeat(np.arange(3), 10), 6)
@@ -645,7 +655,7 @@ def labelled(wrong=(), rare=None):
     for i in wrong:
         y = np.where(client == i, rng.permutation(3)[rng.integers(3, size=180)], y)
     keep = np.ones(180, bool) if rare is None else (y != 2) | ((client == rare) & (np.arange(180) % 30 < 24))
-    data = fedax.FederatedData({"x": x[keep], "y": y[keep]}, np.bincount(client[keep]))
+    data = fedax.FederatedData({"x": x[keep], "y": y[keep]}, np.bincount(client[keep]), names=names)
     task, work = fedax.tasks.softmax_regression(3, 3), fedax.Steps(4)
     run = fedax.simulate(FAST, task, data, rounds=60, work=work, evaluate_every=60)
     return diagnose(FAST, task, data, work=work, points=[None, run.params])
@@ -664,6 +674,8 @@ def test_clients_that_do_not_follow_and_rare_classes_are_named():
     assert "clients 1, 4 (33 % of the weight)" in text and not said(wrong, "Rare")
     (text,) = said(rare, "Rare")
     assert "class 2 makes" in text and "is at client 2 alone" in text and not said(rare, "Clients that")
+    (text,) = said(labelled(wrong=[1, 4], names=["a", "Süd", "c", "d", "Nord", "f"]), "Clients that")
+    assert "follow: Süd, Nord (33 %" in text  # by their names, where they have some
     assert wrong.losses.shape == (2, 6) and wrong.advice[-1].startswith("lr = ")  # the rate comes last
 
 
@@ -776,8 +788,10 @@ def test_nonlinear_solvers_are_not_known():
     assert (
         diagnosis.weights is diagnosis.chi2 is diagnosis.floor is diagnosis.max_lr is diagnosis.points[0].bias is None
     )
-    assert "not known: its local solver is not linear" in diagnosis.advice[0] and diagnosis.points[0].move > 0
-    assert "Client drift cannot be told" in diagnosis.advice[1] and diagnosis.take == ""
+    assert (
+        "not known: its local solver is not linear" in sentence(diagnosis, "bjective") and diagnosis.points[0].move > 0
+    )
+    assert "Client drift cannot be told" in sentence(diagnosis, "Client drift") and diagnosis.take == ""
 
 
 def test_a_regulariser_is_said_to_be_left_out():

@@ -2,6 +2,7 @@
 
 import enum
 import pathlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -83,9 +84,10 @@ def diagnose(
 
     Measures at the initial and at the final models what keeps each method from the
     optimum: another objective, drift of the local steps, the noise of minibatches
-    and of sampled cohorts, each in units of the loss. The verdict comes last on the
-    screen, and first in the report, to which all is added. A configuration is
-    run first, for few rounds and with its first seed.
+    and of sampled cohorts, each in units of the loss. The verdict comes first, here and
+    in the report, to which all is added. Of seeds with data of their own, the one
+    that ended worst is looked at. A configuration is run first, for few rounds and
+    with its first seed.
 
     \b
     Examples:
@@ -142,12 +144,14 @@ class ReportFormat(enum.StrEnum):
     csv = "csv"
     latex = "latex"
     markdown = "markdown"
+    json = "json"
 
 
 def report(
     runs: Annotated[list[pathlib.Path], typer.Argument(help="One or several run folders.", show_default=False)],
     form: Annotated[
-        ReportFormat, typer.Option("--format", help="A page, or tables for a paper or a program.")
+        ReportFormat,
+        typer.Option("--format", help="A page; tables for a paper or a program; json: the verdict."),
     ] = ReportFormat.html,
     target: Annotated[
         str | None,
@@ -186,6 +190,7 @@ def report(
       fedax report runs/digits-1 runs/digits-2 --out both.html
       fedax report runs/digits-1 --format latex --target test_accuracy=0.9
       fedax report runs/digits-1 --format csv --out digits.csv
+      fedax report runs/digits-1 --format json
       fedax report runs/private-1 --public
     """
     from fedax.errors import ConfigError, one_line
@@ -206,10 +211,11 @@ def report(
     if public:
         text = _public(records, form, target)
     elif form is not ReportFormat.html:
-        made = {
+        made: dict[ReportFormat, Callable[..., str]] = {
             ReportFormat.csv: tables.to_csv,
             ReportFormat.latex: tables.to_latex,
             ReportFormat.markdown: tables.to_markdown,
+            ReportFormat.json: _conclusions,
         }
         text = made[form](records, target=aim)
     try:
@@ -224,6 +230,20 @@ def report(
         echo(f"these runs are of {number} different problems, which the report keeps apart", err=True)
 
 
+def _conclusions(records: "list[Record]", target: object) -> str:
+    """The verdict on each problem, as strict JSON."""
+    import json
+
+    from fedax.errors import ConfigError
+    from fedax.experiments import summary
+    from fedax.experiments.runs import finite
+
+    if target is not None:
+        raise ConfigError("target", target, "the verdict does not have it; take another --format")
+    content = {"problems": [summary.conclusion(problem) for problem in summary.problems(records)]}
+    return json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False)
+
+
 def _public(records: "list[Record]", form: ReportFormat, target: str | None) -> str:
     """The publishable part of a run folder, as text."""
     from fedax.errors import ConfigError
@@ -234,6 +254,8 @@ def _public(records: "list[Record]", form: ReportFormat, target: str | None) -> 
     if len(records) > 1:
         way_out = "with --public give one folder: its page says what all of its runs have spent together"
         raise ConfigError("runs", [str(record.folder) for record in records], way_out)
+    if form not in FORMS:
+        raise ConfigError("format", form.value, f"the verdict is not public; take one of {', '.join(FORMS)}")
     return FORMS[form](public(records[0]))
 
 

@@ -59,9 +59,13 @@ def run_experiment(
     code: "Code",
     out: pathlib.Path | None,
     resume: bool = False,
+    tune: "Callable[[Experiment], bool]" = lambda experiment: False,
     **kept: Any,
 ) -> None:
-    """Run a configuration, in all processes, and show the results; ``kept``: as in ``execute``."""
+    """Run a configuration, in all processes, and show the results.
+
+    ``tune``: whether learning rates are chosen first; ``kept``: as in ``execute``.
+    """
     import jax
 
     from fedax.engine import processes
@@ -77,6 +81,14 @@ def run_experiment(
         checked = check_methods(experiment)
         execute(experiment, pathlib.Path(processes.text_from_first("")), checked=checked, **kept)
         return
+    if tune(experiment):
+        from fedax.experiments import rates
+        from fedax.experiments.runs import new_folder
+
+        if out is not None and out.exists() and not (out / "config.toml").exists():
+            new_folder(out, experiment.config["name"])  # refuses what is no folder for a run, before anything is run
+        with open_console().status("three learning rates of each method, by validation (--no-tune: as configured)"):
+            experiment = rates.chosen(experiment, code)
     finish(carry_out(experiment, out, resume, **kept))
 
 

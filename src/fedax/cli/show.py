@@ -77,7 +77,7 @@ def show_choices(console: "Console", experiment: "Experiment", folder: pathlib.P
     from fedax.experiments import noted
     from fedax.experiments.following import decides
     from fedax.experiments.runner import count_parameters
-    from fedax.experiments.summary import facts, short, telling
+    from fedax.experiments.summary import facts, rates, short, telling
 
     lines = facts(experiment.config, experiment.data.sizes.tolist(), count_parameters(experiment.task))
     if (column := decides(experiment)) is not None and len(experiment.methods) > 1:
@@ -86,7 +86,8 @@ def show_choices(console: "Console", experiment: "Experiment", folder: pathlib.P
         f"{m['label']} ({', '.join(f'{k} {short(v)}' for k, v in telling(m).items())})"
         for m in experiment.config["methods"]
     ]
-    console.print(two_columns({**lines, "Methods": ", ".join(methods), "Folder": str(folder)}))
+    tuned = {"Rates": f"{rates(experiment.tuned)} (--no-tune: as configured)"} if experiment.tuned else {}
+    console.print(two_columns({**lines, "Methods": ", ".join(methods), **tuned, "Folder": str(folder)}))
     console.print("[dim]To change any of it: --set run.rounds=200. All settings: config.toml in that folder.[/]\n")
     for line in noted.lines(experiment.config, experiment.data.overview):
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -98,7 +99,7 @@ def show_results(console: "Console", record: "Record") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from fedax.columns import TIME, better, describe, show, shown
+    from fedax.columns import TIME, describe, show, shown
     from fedax.experiments import classes, clients, summary
 
     (problem,) = summary.problems([record])
@@ -138,20 +139,19 @@ def show_results(console: "Console", record: "Record") -> None:
         console.print(escape(positive), highlight=False)
     if (majority := record.about.get("majority")) is not None:
         console.print(escape(clients.majority_text(majority)), highlight=False)
-    best = problem.best or problem.methods[0]
+    best = problem.chosen or problem.best or problem.methods[0]
     if decided := classes.text(record, best.label):
         console.print(escape(decided), highlight=False)
     for figure in clients.figures_of(record, problem.judge)[:1]:
-        way = better(f"test_{figure}") or "lower"
-        spread = clients.spread_of(best.label, clients.tables(record, best.label), figure, way)
-        if spread is not None:
-            console.print(escape(clients.worst_text(spread, figure)), highlight=False)
+        spread = summary.over_clients(record, best.label, figure)
+        if spread is not None and (worst := clients.worst_text(spread, figure)):
+            console.print(escape(worst), highlight=False)
     for sentence in clients.left_out(record.folder):
         console.print(escape(sentence), highlight=False)
 
 
 def show_diagnosis(console: "Console", record: "Record") -> None:
-    """Show the figures, the reasons, and last, where a reader looks first, the verdict."""
+    """Show the verdict, the reasons, each once, and the figures."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -159,6 +159,11 @@ def show_diagnosis(console: "Console", record: "Record") -> None:
     from fedax.experiments import diagnosis
 
     methods = record.diagnosis
+    console.print(f"\n[bold]Verdict[/]\n{escape(diagnosis.verdict(record))}", highlight=False)
+    for labels, advice in diagnosis.advice(methods):
+        console.print(f"\n[bold]{escape(labels)}[/]")
+        console.print(bullets(advice))
+    console.print()
     table = Table(box=box.SIMPLE_HEAD, title=f"Measured at {escape(diagnosis.where(methods))}", title_justify="left",
                   title_style="bold", pad_edge=False)  # fmt: skip
     table.add_column("")
@@ -169,10 +174,6 @@ def show_diagnosis(console: "Console", record: "Record") -> None:
     console.print(table)
     console.print("[bold]What these figures cannot tell[/]")
     console.print(bullets(diagnosis.unknown(methods)))
-    for method in methods:
-        console.print(f"\n[bold]{escape(method['label'])}[/]")
-        console.print(bullets(method["advice"]))
-    console.print(f"\n[bold]Verdict[/]\n{escape(diagnosis.verdict(record))}\n", highlight=False)
 
 
 def show_report(console: "Console", record: "Record") -> None:

@@ -1,7 +1,7 @@
 """The commands that train: ``run``, ``compare``, ``sweep``, ``study``."""
 
 import pathlib
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from fedax.cli.running import (
     writing,
 )
 from fedax.cli.show import show_plan, show_report, show_sweep
+
+if TYPE_CHECKING:
+    from fedax.experiments import Experiment
 
 Rounds = Annotated[
     int | None, typer.Option(min=1, help="Make a checkpoint after every so many rounds.", show_default=False)
@@ -134,6 +137,14 @@ def compare(
     seeds: Annotated[
         int | None, typer.Option(help="Runs a method, each with another seed.", show_default="by data set")
     ] = None,
+    tune: Annotated[
+        bool | None,
+        typer.Option(
+            "--tune/--no-tune",
+            help="Choose the lr of each method, and of the baselines, from three by validation.",
+            show_default="for small tables of your own, where no lr is set",
+        ),
+    ] = None,
     settings: Set = None,
     out: Out = None,
     on: On = None,
@@ -170,6 +181,7 @@ def compare(
     from fedax.experiments.defaults import comparison
     from fedax.experiments.own import configured
     from fedax.experiments.own import names as names_of
+    from fedax.experiments.rates import quick
 
     engine = engine_of(on)
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -194,16 +206,21 @@ def compare(
     for row in tables["methods"]:
         if "lr" in row and "lr" not in code.method(row["name"], "methods").arguments:
             del row["lr"]
+    set_lr = any(setting.partition("=")[0].strip().endswith(".lr") for setting in settings or [])
+
+    def tuned(experiment: "Experiment") -> bool:
+        return quick(experiment) and on is None and not set_lr if tune is None else tune
+
     with engine() as executor:
         try:
-            run_experiment(tables, code, out, executor=executor)
+            run_experiment(tables, code, out, tune=tuned, executor=executor)
         except ConfigError as error:
             if error.field == "data.label" and error.value is None:
                 raise ConfigError("--label", None, error.way_out) from None
             if error.field != "participation.size" or tables["participation"] != usual:
                 raise
             tables["participation"] = {"kind": "full"}  # there are fewer clients than are drawn by default
-            run_experiment(tables, code, out, executor=executor)
+            run_experiment(tables, code, out, tune=tuned, executor=executor)
 
 
 def sweep(

@@ -44,17 +44,23 @@ class Gap:
         error: the standard error of the mean, ≥ 0.
         freedom: the degrees of freedom of Student's t.
         same: whether the two differ only by rounding.
+        tests: how many differences are judged together, ≥ 1. ``p`` and the interval are Bonferroni's over them, so that
+            the interval leaves zero out exactly where p is below its level, and all intervals hold together.
 
     Example:
         >>> gap = Gap(mean=2.0, error=0.5, freedom=9.0)
         >>> [round(end, 3) for end in gap.interval()], round(gap.p, 4)
         ([0.869, 3.131], 0.0031)
+        >>> three = Gap(mean=2.0, error=0.5, freedom=9.0, tests=3)
+        >>> [round(end, 3) for end in three.interval()], round(three.p, 4)
+        ([0.533, 3.467], 0.0093)
     """
 
     mean: float
     error: float
     freedom: float
     same: bool = False
+    tests: int = 1
 
     @property
     def p(self) -> float:
@@ -63,13 +69,15 @@ class Gap:
 
         if self.same or not self.mean:
             return 1.0
-        return float(2 * special.stdtr(self.freedom, -abs(self.mean) / self.error)) if self.error else 0.0
+        alone = float(2 * special.stdtr(self.freedom, -abs(self.mean) / self.error)) if self.error else 0.0
+        return min(1.0, self.tests * alone)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """The ends of the confidence interval."""
         from scipy import special
 
-        half = self.error * float(special.stdtrit(self.freedom, 0.5 + confidence / 2)) if self.error else 0.0
+        outside = (1 - confidence) / self.tests
+        half = self.error * float(special.stdtrit(self.freedom, 1 - outside / 2)) if self.error else 0.0
         return self.mean - half, self.mean + half
 
 
@@ -79,6 +87,7 @@ def gap_of(
     overlap: float = 0.0,
     examples: tuple[np.ndarray, np.ndarray] | None = None,
     sizes: np.ndarray | None = None,
+    tests: int = 1,
 ) -> Gap:
     """The difference of two methods, ``other`` less ``one``.
 
@@ -87,6 +96,7 @@ def gap_of(
         overlap: n_test/n_train of random splits; 0 if all seeds have the same split.
         examples: the values of both at each test example, [n] each, averaged over the seeds; ``None``: not known.
         sizes: [N] how many test examples each client has, in order; ``None``: they belong to no clients.
+        tests: how many differences are judged together.
 
     Example:
         >>> a = np.array([1.0, 2.0, 3.0])
@@ -101,13 +111,13 @@ def gap_of(
     same = bool(np.abs(gaps).max() <= small)
     of_seeds = 0.0 if np.ptp(gaps) <= small else (1 / number + overlap) * float(np.var(gaps, ddof=1))
     if examples is None:
-        return Gap(mean, math.sqrt(of_seeds), number - 1, same)
+        return Gap(mean, math.sqrt(of_seeds), number - 1, same, tests)
     differences = np.asarray(examples[1], float) - np.asarray(examples[0], float)
     of_examples, freedom = variance_of_mean(differences, sizes)
     total = of_seeds + of_examples
     if total:
         freedom = total**2 / (of_seeds**2 / (number - 1) + (of_examples**2 / freedom if freedom else 0.0))
-    return Gap(mean, math.sqrt(total), max(freedom, 1.0), same)
+    return Gap(mean, math.sqrt(total), max(freedom, 1.0), same, tests)
 
 
 def variance_of_mean(values: np.ndarray, sizes: np.ndarray | None) -> tuple[float, float]:

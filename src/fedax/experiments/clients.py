@@ -3,7 +3,7 @@
 The baselines are no federated methods, and are not ranked with them. In ``local only`` each client trains its own model
 on its own data; ``pooled`` is one model on the data of all clients in one place. Both start from the run's initial
 model and make as many passes over the data as the method that made most, by stochastic gradient descent with the run's
-minibatch size and the first method's learning rate.
+minibatch size and the first method's learning rate; or, where methods are tuned, the best of the same rates.
 """
 
 import csv
@@ -29,6 +29,7 @@ from fedax.engine.places.site import whole_task
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
+from fedax.experiments.chance import Gap, gap_of, variance_of_mean
 from fedax.experiments.config.experiment import Experiment
 from fedax.experiments.runs import Record, at_end, model_path, rows_of, said
 from fedax.files import cell, quoting_of, regular, slug, text_of, write_atomic
@@ -37,7 +38,8 @@ from fedax.progress import show_progress
 Path = pathlib.Path
 
 BASELINES = (LOCAL_ONLY, "pooled")
-WORST = 3  # how many of the worst clients are named
+WORST = 3  # the most of the worst clients that are named
+_LEVEL = 0.05  # of the tests whether they are worse than the mean
 _MOST_BYTES = 1 << 28
 _LEFT_OUT = "left-out.json"
 _OF_ONE = ("auc", "average_precision", "f1", "precision", "recall")  # of two classes, metrics of the positive one
@@ -126,10 +128,15 @@ def read_table(path: Path) -> ClientTable:
 
 def tables(record: Record, label: str) -> list[ClientTable]:
     """The tables of a method or a baseline, one for each seed; damaged files are left out (see :func:`damaged`)."""
-    read = []
+    return [*by_seed(record, label).values()]
+
+
+def by_seed(record: Record, label: str) -> dict[int, ClientTable]:
+    """:func:`tables`, by their seeds."""
+    read = {}
     for seed in record.config["run"]["seeds"]:
         if (path := table_path(record.folder, label, seed)).is_file() and _damage(path) is None:
-            read.append(read_table(path))
+            read[seed] = read_table(path)
     return read
 
 
@@ -276,18 +283,36 @@ def finite_model(params: Any) -> bool:
 
 
 def add_baselines(experiment: Experiment, folder: Path) -> None:
-    """Run the baselines of all seeds whose tables are missing or damaged, and write the tables."""
-    run = experiment.config["run"]
-    for seed in run["seeds"]:
-        paths = {label: table_path(folder, label, seed) for label in BASELINES}
-        if missing := [label for label, path in paths.items() if not path.exists() or _damage(path) is not None]:
-            data, _, test = experiment.split(seed)
+    """Run the baselines of all seeds whose tables are missing or damaged, and write the tables.
+
+    Of several rates each baseline has the one with the lowest mean validation loss over the seeds.
+    """
+    seeds, rates = experiment.config["run"]["seeds"], baseline_rates(experiment.config)
+    for label in BASELINES:
+        paths = {seed: table_path(folder, label, seed) for seed in seeds}
+        missing = [seed for seed, path in paths.items() if not path.exists() or _damage(path) is not None]
+        found: dict[float, dict[int, ClientTable]] = {rate: {} for rate in rates}
+        losses: dict[float, list[float]] = {rate: [] for rate in rates}
+        for seed in seeds if missing and len(rates) > 1 else missing:
+            data, val, test = experiment.split(seed)
             rounds = _passes(experiment, folder, seed, data)
-            for label in missing:
-                if experiment.fleet is not None:
-                    _baseline_at_nodes(experiment, folder, label, seed, rounds)
-                else:
-                    write_table(paths[label], _baseline(experiment, label, seed, data, test, rounds))
+            if experiment.fleet is not None:
+                _baseline_at_nodes(experiment, folder, label, seed, rounds)
+                continue
+            for rate in rates:
+                parts: Any = [test] if len(rates) == 1 else [test, val]
+                found[rate][seed], *chosen_by = _baseline(experiment, label, seed, data, parts, rounds, rate)
+                losses[rate] += [float(np.average(each.values["loss"], weights=each.sizes)) for each in chosen_by]
+        best = min(rates, key=lambda rate: _mean(losses[rate]))
+        for seed in missing:
+            if seed in found[best]:
+                write_table(paths[seed], found[best][seed])
+
+
+def _mean(losses: Sequence[float]) -> float:
+    """The mean of some losses; infinite where one is not finite."""
+    mean = float(np.mean(losses)) if losses else 0.0
+    return mean if math.isfinite(mean) else math.inf
 
 
 def _passes(experiment: Experiment, folder: Path, seed: int, data: Any) -> int:
@@ -299,32 +324,57 @@ def _passes(experiment: Experiment, folder: Path, seed: int, data: Any) -> int:
     return max(1, round(steps / steps_a_pass))
 
 
-def baseline_rate(config: Mapping[str, Any]) -> float | None:
-    """The learning rate of the baselines: that of ``run.baselines``, else the first method's; ``None``: no number."""
+def baseline_rates(config: Mapping[str, Any]) -> list[float]:
+    """The learning rates of the baselines: those of ``run.baselines``, else the first method's; empty: no number."""
     baselines = config["run"].get("baselines")
-    given = baselines.get("lr") if isinstance(baselines, dict) else None
+    given = baselines.get("lr") if isinstance(baselines, Mapping) else None
     lr = config["methods"][0].get("lr") if given is None else given
-    return float(lr) if isinstance(lr, int | float) and not isinstance(lr, bool) else None
+    rates = lr if isinstance(lr, list) else [lr]
+    return [float(rate) for rate in rates if isinstance(rate, int | float) and not isinstance(rate, bool)]
 
 
-def _baseline(experiment: Experiment, label: str, seed: int, data: Any, test: Any, rounds: int) -> ClientTable:
-    task, lr = experiment.task, baseline_rate(experiment.config)
+def _baseline(
+    experiment: Experiment,
+    label: str,
+    seed: int,
+    data: Any,
+    parts: Sequence[fedax.FederatedData],
+    rounds: int,
+    lr: float,
+) -> list[ClientTable]:
+    """The tables of a baseline, one for each of some held-out parts."""
+    task = experiment.task
     options = _options(experiment, seed, rounds)
     if "per_client" in task.run_metrics:
-        options["test"] = test  # which it asks for
+        options["test"] = parts[0]  # which it asks for
     with warnings.catch_warnings(), show_progress(False):
         for category in (DivergedWarning, BadClientWarning):
             warnings.simplefilter("ignore", category)
         if label == "pooled":
             pooled = fedax.FederatedData(data.examples, [data.num_examples], _finite=True)
             pooled_run = fedax.simulate(fedax.create("fedavg", lr=lr), task, pooled, **options)
-            return _evaluated(experiment, pooled_run.params, test)
+            if not finite_model(pooled_run.params):
+                return [_undefined(part) for part in parts]
+            return [_evaluated(experiment, pooled_run.params, part) for part in parts]
         local_run = fedax.simulate(LocalOnly(lr), task, data, **options)
     places = {data.name(i): i for i in range(data.num_clients)}
-    rows = np.array([places[test.name(i)] for i in range(test.num_clients)])
-    memory: Any = local_run.memory
-    memory = memory[rows] if hasattr(memory, "kept") else jax.tree.map(lambda leaf: np.asarray(leaf)[rows], memory)
-    return _evaluated(experiment, None, test, memory.tree)
+    tables = []
+    for part in parts:
+        rows = np.array([places[part.name(i)] for i in range(part.num_clients)])
+        memory: Any = local_run.memory
+        kept = hasattr(memory, "kept")
+        memory = memory[rows] if kept else jax.tree.map(lambda leaf, rows=rows: np.asarray(leaf)[rows], memory)
+        finite = np.all([np.isfinite(leaf).reshape(len(rows), -1).all(1) for leaf in jax.tree.leaves(memory.tree)], 0)
+        table = _evaluated(experiment, None, part, jax.tree.map(np.nan_to_num, memory.tree))
+        values = {name: np.where(finite, figures, np.nan) for name, figures in table.values.items()}
+        tables.append(table._replace(values=values))
+    return tables
+
+
+def _undefined(part: fedax.FederatedData) -> ClientTable:
+    """The table of a model that is not finite."""
+    names = [part.name(i) for i in range(part.num_clients)]
+    return ClientTable(names, np.asarray(part.sizes), {"loss": np.full(len(names), np.nan)})
 
 
 def _options(experiment: Experiment, seed: int, rounds: int) -> dict[str, Any]:
@@ -342,8 +392,7 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
         return
     if experiment.config["run"].get("secure") is not None:
         return  # :func:`_add_table_of_nodes` has recorded why
-    lr, fleet = baseline_rate(experiment.config), experiment.nodes(seed)
-    assert lr is not None
+    lr, fleet = baseline_rates(experiment.config)[0], experiment.nodes(seed)
     job = make_job(LocalOnly(lr), experiment.task, fleet.census, **_options(experiment, seed, rounds))
     problem = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
     program = program_of(client_round(problem, job.plan, job.census.example, job.x))
@@ -417,7 +466,8 @@ class Spread(NamedTuple):
         values: [N]; not-a-number where the metric is not defined.
         mean, std: over the clients where the metric is defined.
         worst_tenth: the mean over the worst tenth of these clients, at least one.
-        worst: the worst clients, by name, with their values.
+        worst: the worst clients whose interval is beyond the mean of all clients, each with its value and its number of
+            test examples.
     """
 
     label: str
@@ -427,10 +477,17 @@ class Spread(NamedTuple):
     mean: float
     std: float
     worst_tenth: float
-    worst: list[tuple[str, float]]
+    worst: list[tuple[str, float, int]]
 
 
-def spread_of(label: str, tables: Sequence[ClientTable], figure: str, way: str) -> Spread | None:
+def spread_of(
+    label: str,
+    tables: Sequence[ClientTable],
+    figure: str,
+    way: str,
+    overlap: float = 0.0,
+    examples: Mapping[str, np.ndarray] | None = None,
+) -> Spread | None:
     """How a figure is spread over the clients that all seeds have; ``None`` if no client has it.
 
     Args:
@@ -438,6 +495,8 @@ def spread_of(label: str, tables: Sequence[ClientTable], figure: str, way: str) 
         tables: its tables, one for each seed.
         figure: a column of the tables.
         way: ``"lower"`` or ``"higher"`` is better.
+        overlap: as of :func:`fedax.experiments.chance.gap_of`.
+        examples: client -> the values of its test examples, where all seeds have the same; ``None``: not known.
     """
     tables = [table for table in tables if figure in table.values]
     if not tables:
@@ -454,9 +513,26 @@ def spread_of(label: str, tables: Sequence[ClientTable], figure: str, way: str) 
     order = defined[np.argsort(values[defined] if way == "higher" else -values[defined], kind="stable")]
     tenth = order[: max(1, math.ceil(len(order) / 10))]
     std = float(np.std(values[defined], ddof=1)) if len(defined) > 1 else math.nan
-    worst = [(names[i], float(values[i])) for i in order[:WORST]]
     sizes = tables[0].sizes[rows[0]]
+    sign, mean_of_seed = (1 if way == "lower" else -1), np.nanmean(by_seed[:, defined], axis=1)
+    worst = []
+    for i in order[:WORST]:
+        gap = _apart(mean_of_seed, by_seed[:, i], overlap, (examples or {}).get(names[i]), len(defined))
+        if gap is not None and gap.p < _LEVEL and sign * gap.mean > 0:
+            worst.append((names[i], float(values[i]), int(sizes[i])))
     return Spread(label, names, sizes, values, float(values[defined].mean()), std, float(values[tenth].mean()), worst)
+
+
+def _apart(mean: np.ndarray, own: np.ndarray, overlap: float, examples: np.ndarray | None, tests: int) -> Gap | None:
+    """A client's figure less the mean of all, by its seeds and test examples; ``None``: nothing tells its error."""
+    examples = None if examples is None or len(examples) < 2 else examples
+    if len(own) > 1 and np.isfinite(own).all():
+        pair = None if examples is None else (np.zeros(len(examples)), examples)
+        return gap_of(mean, own, overlap, pair, None, tests)
+    if examples is None:
+        return None
+    variance, freedom = variance_of_mean(examples, None)
+    return Gap(float(np.nanmean(own - mean)), math.sqrt(variance), freedom, tests=tests)
 
 
 def figures_of(record: Record, judge: str | None) -> list[str]:
@@ -472,8 +548,15 @@ def figures_of(record: Record, judge: str | None) -> list[str]:
 
 
 def worst_text(spread: Spread, figure: str) -> str:
-    """The worst clients of a method in one line."""
+    """The worst clients of a method in one line; empty: none is beyond chance."""
+    if not spread.worst:
+        return ""
     column = f"test_{figure}"
-    named = ", ".join(f"{name} ({show(column, value)})" for name, value in spread.worst)
+    number = "client" if len(spread.worst) == 1 else "clients"
     label = describe(column).label
-    return f"Worst clients by {label[0].lower() + label[1:]}, {spread.label}: {named}."
+    return f"Worst {number} by {label[0].lower() + label[1:]}, {spread.label}: {named_worst(spread, column)}."
+
+
+def named_worst(spread: Spread, column: str) -> str:
+    """The worst clients, with their values and numbers of test examples."""
+    return ", ".join(f"{name} ({show(column, value)}, {n} test rows)" for name, value, n in spread.worst)

@@ -28,7 +28,7 @@ from fedax.engine.patience import Patience
 from fedax.engine.saved import Model, load_model
 from fedax.errors import ConfigError, complete, unknown
 from fedax.experiments import described, summary, tables
-from fedax.experiments.clients import baseline_rate
+from fedax.experiments.clients import baseline_rates
 from fedax.experiments.config.data import class_names
 from fedax.experiments.config.experiment import Experiment, check_judge
 from fedax.experiments.config.sections import seeds_of
@@ -120,9 +120,9 @@ def compare(given: _Compared) -> "Comparison":
     """Run several methods on the same problem with the same seeds, and compare them.
 
     Every method has the same clients, initial models, cohorts and minibatches: a seed fixes them. So methods are
-    compared seed by seed, by a paired t-test that is corrected for the number of pairs (Holm). Its error covers the
-    seeds of training and the examples of ``test``, not another split of the data: these are given already split. The
-    verdict says so. A method that diverges does not stop the others.
+    compared seed by seed, by a paired t-test; p and intervals hold for all pairs together (Bonferroni). Its error
+    covers the seeds of training and the examples of ``test``, not another split of the data: these are given already
+    split. The verdict says so. A method that diverges does not stop the others.
 
     Returns:
         :class:`Comparison`: the verdict, tables, figures.
@@ -206,7 +206,7 @@ class Comparison:
     Example:
         >>> data, task = fedax.data.quadratics(clients=4, dimension=2), fedax.tasks.quadratic(2)
         >>> found = compare({"small": fedax.create("fedavg", lr=0.001), "large": "fedavg"}, task, data, rounds=9)
-        >>> "Lowest train loss: large" in found.verdict
+        >>> found.verdict.startswith("large is best: train loss")
         True
     """
 
@@ -499,7 +499,7 @@ def _completed(
         check_judge("judge", judge, columns, task.metrics, [completed.config])
     if (until := experiment.options.get("until")) is not None and until.column not in columns:
         raise unknown("until.column", until.column, columns)
-    if baselines and baseline_rate(completed.config) is None:
+    if baselines and not baseline_rates(completed.config):
         label = next(iter(named))
         way_out = f"{label} has no constant lr for them to take: name one, baselines={{'lr': 0.1}}"
         raise ConfigError("baselines", baselines, way_out)

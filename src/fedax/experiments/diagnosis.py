@@ -7,19 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedax.columns import describe
 from fedax.data import FederatedData
 from fedax.engine.saved import read_model
 from fedax.experiments import summary
 from fedax.experiments.config.experiment import Experiment, within_deadline
-from fedax.experiments.runs import Record, finite, said, slug, write_json
+from fedax.experiments.runs import MethodRun, Record, finite, said, slug, write_json
 from fedax.theory import diagnose
-from fedax.theory.diagnostics import MATERIAL
 
 DiagnosisTable = dict[str, Any]
 
 _COLUMN = "train_loss"  # the column that is diagnosed
-_LESS = 0.9  # a method is called cheaper if it costs less than 0.9 of what the other costs
+_SHOWN = 3  # so many seeds that came to no good end are named
 
 
 def diagnose_run(
@@ -45,21 +43,28 @@ def diagnose_run(
         if watch is not None:
             watch(label)
         points: dict[str, Any] = {"the initial model": experiment.options.get("params")}
-        missing = []
-        for seed in run["seeds"][:1] if run["split_seeds"] else run["seeds"]:  # other seeds have other data
+        ends = {each.seed: float(each.history[_COLUMN][-1]) for each in record.of(label)}
+        models, missing = {}, []
+        for seed in sorted(run["seeds"], key=lambda seed: ends.get(seed, np.inf)):  # the worst end is looked at last
             path = record.folder / "models" / f"{slug(label)}-seed{seed}.safetensors"
             model = read_model(path, form, said(record.folder, path)) if path.is_file() else None
             if model is not None and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):
-                points[f"the final one of seed {seed}"] = experiment.task.part_of(model)
+                models[seed] = experiment.task.part_of(model)
             else:
                 missing.append(seed)
-        assert isinstance(experiment.data, FederatedData)  # real clients need a fleet
+        data, first = experiment.data, run["seeds"][0]
+        if run["split_seeds"] and models:  # each seed has data of its own: that which ended worst is looked at
+            first = [*models][-1]
+            data, models = experiment.split(first)[0], {first: models[first]}
+        worst = f", of {len(run['seeds'])} the one that ended worst" if len(run["seeds"]) > len(models) else ""
+        points |= {f"the final one of seed {seed}{worst}": model for seed, model in models.items()}
+        assert isinstance(data, FederatedData)  # real clients need a fleet
         work, participation = within_deadline(experiment, label)
         paced = experiment.options.get("pace") is not None  # then clients start as the pace says
         diagnosis = diagnose(
             algorithm,
             experiment.task,
-            experiment.data,
+            data,
             work=work,
             batch_size=run.get("batch_size"),
             participation=None if paced else participation,
@@ -67,11 +72,13 @@ def diagnose_run(
             clock=experiment.options.get("clock"),
             compress=experiment.options.get("compress"),
             points=list(points.values()),
-            seed=run["seeds"][0],
+            seed=first,
         )
         table = {"label": label, "models": list(points), **dataclasses.asdict(diagnosis)}
+        if lost := [each for each in record.of(label) if each.status not in ("finished", "unfinished")]:
+            table["advice"] = [_lost(lost, len(run["seeds"]), _number(diagnosis.lr)), *diagnosis.advice]
         if missing:
-            seeds = ", ".join(map(str, missing))
+            seeds = ", ".join(map(str, sorted(missing)))
             table["unknown"] = [
                 *diagnosis.unknown,
                 f"{label} has no finite final model of seed {seeds}: what is there is not known.",
@@ -81,43 +88,43 @@ def diagnose_run(
     return [finite(table) for table in methods]
 
 
-def verdict(record: Record) -> str:
-    """Three sentences on a diagnosed run folder: which method to take and on what evidence, why, and the next step.
-
-    One more sentence names the methods that diverged or ended worse than they began.
-    """
-    diagnoses = {table["label"]: table for table in record.diagnosis if table.get("verdict")}
-    problem = summary.problems([record])[0]
-    ended = {m.label: m for m in problem.methods if m.label in diagnoses and m.final("train_loss").size}
-    ended = {label: m for label, m in ended.items() if m.status == "finished"}
-    if len(ended) < 2 or len(ended) < len(diagnoses):
-        gone = [label for label in diagnoses if label not in ended]
-        text = f"{_and(gone)} did not come to a good end. " if gone and ended else ""
-        return text + " ".join(str(diagnoses[label]["verdict"]) for label in ended or diagnoses)
-    column = problem.judge if problem.p and problem.judge else "train_loss"
-    equal = [
-        m for m in (problem.tied if problem.p else _nearly_equal(list(ended.values()), diagnoses)) if m.label in ended
+def _lost(runs: Sequence[MethodRun], of: int, lr: str) -> str:
+    """A sentence on seeds that came to no good end."""
+    ends = [
+        f"seed {run.seed} (train loss {_number(float(run.history[_COLUMN][0]))} → "
+        f"{_number(float(run.history[_COLUMN][-1]))})"
+        for run in runs[:_SHOWN]
     ]
-    star = problem.star or min(ended.values(), key=lambda m: float(m.final("train_loss")[0]))
-    near = [m for m in equal if m is problem.best or not problem.p or problem.small(m.label)]
-    chosen = _cheapest(near or equal or [star])
-    if _cheaper(least := _cheapest(equal or [star]), chosen):
-        chosen = least
-    diagnosis, seeds = diagnoses[chosen.label], len(chosen.runs)
-    ends = ", ".join(f"{label} {float(m.final(column).mean()):.4g}" for label, m in ended.items())
-    figures = f"{describe(column).label} {ends}{f', means of {seeds} seeds' if seeds > 1 else ', of one seed'}"
-    others = _and([m.label for m in equal if m is not chosen])
-    noise = "as far as the seeds tell" if problem.p else "as far as one seed tells"
-    if others and chosen is problem.best and not all(problem.small(m.label) for m in equal if m is not chosen):
-        text = (
-            f"Take {chosen.label}: it ended best and costs no more, though it ties with {others} {noise} ({figures}). "
-        )
-    elif others:
-        text = f"Take {chosen.label}: it ties with {others} {noise}, and it is the cheapest of them ({figures}). "
-    else:
-        noise = "by more than seed noise" if problem.p else "though one seed does not tell by how much seeds differ"
-        text = f"Take {chosen.label}: it ended better than the others, {noise} ({figures}). "
+    more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
+    text = f"{len(runs)} of {of} seeds came to no good end at lr = {lr}: {', '.join(ends)}{more}."
+    return f"{text} Lower lr, and look at every seed again, before you take it."
+
+
+def verdict(record: Record) -> str:
+    """What a diagnosed run folder says: which method to take, as in the report, on what evidence, and why."""
+    (problem,) = summary.problems([record])
+    answer = summary.verdict(problem)[:1] if len(problem.methods) > 1 or problem.against else []
+    return " ".join(filter(None, [*answer, summary.recommendation(problem), why(record)]))
+
+
+def why(record: Record) -> str:
+    """What the diagnosis adds to the verdict of a comparison: why, and the next step; and which methods failed."""
+    diagnoses = {table["label"]: table for table in record.diagnosis if table.get("verdict")}
+    (problem,) = summary.problems([record])
+    chosen = problem.chosen
+    if chosen is None or chosen.label not in diagnoses:
+        return " ".join(dict.fromkeys(str(table["verdict"]) for table in diagnoses.values()))
+    diagnosis, text = diagnoses[chosen.label], ""
+    lost = [m.label for m in problem.methods if m.label in diagnoses and m.status != "finished"]
+    if lost:
+        be = "is" if len(lost) == 1 else "are"
+        text = f"{_and(lost)} did not come to a good end with every seed, and {be} not to be taken so. "
+    if len(problem.methods) == 1:
+        return text + str(diagnosis["verdict"])
+    if summary.alone_is_better(problem):
+        text += f"If it has to be a common model, take {chosen.label}. "
     names = {settings["label"]: settings["name"] for settings in record.config["methods"]}
+    ended = [m.label for m in problem.methods if m.label in diagnoses and m.status == "finished"]
     tried = [label for label in ended if label != chosen.label and names[label] == diagnosis.get("take")]
     if tried and diagnoses[tried[0]].get("take") == names[chosen.label]:
         return text + _reworded(str(diagnoses[tried[0]]["verdict"]))
@@ -127,21 +134,6 @@ def verdict(record: Record) -> str:
             "comparison with more rounds before you pay for it."
         )
     return text + _reworded(str(diagnosis["verdict"]), str(diagnosis.get("method", "")))
-
-
-def _costs(method: summary.Method) -> tuple[float, float]:
-    """What a method costs: bytes of traffic, and gradients computed by the clients."""
-    return method.cost("bytes_down") + method.cost("bytes_up"), method.cost("gradients")
-
-
-def _cheapest(methods: Sequence[summary.Method]) -> summary.Method:
-    return min(methods, key=_costs)
-
-
-def _cheaper(one: summary.Method, other: summary.Method) -> bool:
-    """Whether a method costs clearly less, so that it is preferred among tied ones."""
-    (traffic, gradients), (most, others) = _costs(one), _costs(other)
-    return traffic < _LESS * most or (traffic <= most and gradients < _LESS * others)
 
 
 def _reworded(text: str, method: str = "") -> str:
@@ -163,14 +155,6 @@ def _reworded(text: str, method: str = "") -> str:
     if rest.startswith(": "):
         return rest[2].upper() + rest[3:]
     return f"Run it {rest.removeprefix(',').strip()}"
-
-
-def _nearly_equal(methods: Sequence[summary.Method], diagnoses: dict[str, DiagnosisTable]) -> list[summary.Method]:
-    """With one seed: the methods whose final loss is within the material difference of the lowest."""
-    ends = {m.label: float(m.final("train_loss")[0]) for m in methods}
-    best = min(ends.values())
-    close = [m for m in methods if ends[m.label] - best <= MATERIAL * (diagnoses[m.label].get("gained") or 0.0)]
-    return close if len(close) > 1 else []
 
 
 def _and(labels: Sequence[str]) -> str:
@@ -213,6 +197,18 @@ def rows(methods: Sequence[DiagnosisTable]) -> list[tuple[str, list[str]]]:
         at = next(k for k, (name, _) in enumerate(shown) if name == "Cost of another objective") + 1
         shown[at:at] = [(name, [_first_to_last(f, cost) for f in methods]) for name, cost in alone.items()]
     return shown
+
+
+def advice(methods: Sequence[DiagnosisTable]) -> list[tuple[str, list[str]]]:
+    """The reasons of the methods; what holds of several is said once, of all of them."""
+    labels_of: dict[str, list[str]] = {}
+    for method in methods:
+        for sentence in method["advice"]:
+            labels_of.setdefault(sentence, []).append(method["label"])
+    groups: dict[str, list[str]] = {}
+    for sentence, labels in labels_of.items():
+        groups.setdefault(_and(labels), []).append(sentence)
+    return [*groups.items()]
 
 
 def unknown(methods: Sequence[DiagnosisTable]) -> list[str]:

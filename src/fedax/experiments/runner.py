@@ -484,7 +484,7 @@ def check_methods(experiment: Experiment) -> Checked:
     """Check that each method can run with these options, before any of them runs; call it in every process."""
     run, shared = experiment.config["run"], dict[Any, Any]()
     checked = Checked({}, {}, {}, {})
-    alike = experiment.fleet is None and bool(run["split_seeds"]) and _same_shapes(experiment)
+    alike = experiment.fleet is None and bool(run["split_seeds"]) and same_shapes(experiment)
     for label in experiment.methods:
         job = job_of(experiment, label, shared)
         checked.made_of[label] = {name: text for name, text in job.settings().items() if name != "seed"}
@@ -499,7 +499,7 @@ def check_methods(experiment: Experiment) -> Checked:
     return checked
 
 
-def _same_shapes(experiment: Experiment) -> bool:
+def same_shapes(experiment: Experiment) -> bool:
     """Whether the splits of all seeds have equal shapes, client by client, and fit into memory together."""
     seeds, form = experiment.config["run"]["seeds"], None
     for seed in seeds:
@@ -595,6 +595,7 @@ def begin(
     sources = list(experiments[0].code.values())
     about = _run_facts(experiments) | {"made_of": made_of, "privacy": private or None, "code": own.digests(sources)}
     about["public"] = experiments[0].public
+    about["tuned"] = experiments[0].tuned or None
     about["run"] = run_of(text.encode(), about)
     if experiments[0].keeps_noise:
         secret.root(folder)

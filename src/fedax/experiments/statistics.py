@@ -1,10 +1,10 @@
 """Statistics for tables of results: intervals, differences to the best method, and the cost of reaching a target.
 
 Values are those of the last evaluation. Methods are compared as in :mod:`fedax.experiments.summary`: within a problem,
-by the seeds that all have, with a paired t-test and Holm's correction. With n seeds of mean x̄ and sample standard
+by the seeds that all have, with a paired t-test and Bonferroni's correction. With n seeds of mean x̄ and sample standard
 deviation s, an interval is x̄ ± t s/√n, where t is the quantile of Student's distribution with n − 1 degrees of freedom.
-That of a difference covers the split and the test examples too, as :mod:`fedax.experiments.chance` says. It holds for
-one comparison at a time; p is corrected for all.
+That of a difference covers the split and the test examples too, as :mod:`fedax.experiments.chance` says. It is
+corrected for all pairs, as p is.
 
 A seed has reached a target at its first evaluation that is as good or better. What that cost is averaged over the seeds
 that reached it; how many did stands beside it, for a mean over a few lucky seeds flatters a method.
@@ -63,8 +63,9 @@ class Difference:
 
     Attributes:
         mean: over the seeds; 0 of the best itself, not-a-number where there is nothing to compare.
-        low, high: the ends of its confidence interval; not-a-number with one seed, and of the best itself.
-        p: of the paired t-test, corrected by Holm for all pairs; not-a-number likewise.
+        low, high: the ends of its confidence interval, corrected by Bonferroni for all pairs; not-a-number with one
+            seed, and of the best itself.
+        p: of the paired t-test, likewise corrected; not-a-number likewise.
     """
 
     mean: float

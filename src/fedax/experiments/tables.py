@@ -196,7 +196,7 @@ def _judged_columns(problem: ProblemResults, confidence: float) -> dict[str, lis
 def _explanation(confidence: float) -> list[str]:
     return [
         f"Intervals: {100 * confidence:g} % confidence, each for itself; of a mean by Student's t over the seeds.",
-        "Those of differences and p cover what the verdict says; p is corrected for all pairs of methods.",
+        "Those of differences hold for all pairs of methods together, as p does; both cover what the verdict says.",
     ]
 
 

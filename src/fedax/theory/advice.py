@@ -87,6 +87,7 @@ class Case:
         pace: of a server that does not wait.
         by_number: [N] the weights of the answers, if late ones counted as others do; ``None``: it does not matter who
             answers when.
+        names: [N] of the clients; empty: they have none.
     """
 
     f: Diagnosis
@@ -97,6 +98,11 @@ class Case:
     classes: Sequence[Class] = ()
     pace: Async | None = None
     by_number: np.ndarray | None = None
+    names: Sequence[str] = ()
+
+    def name(self, i: int) -> str:
+        """The name of a client, or its number."""
+        return self.names[i] if self.names else f"client {i}"
 
     @property
     def last(self) -> Point:
@@ -222,9 +228,13 @@ class Case:
         share = cost / self.f.gained if self.f.gained > 0 and math.isfinite(self.f.gained) else 0.0
         return f"about {shown(cost)} ({percent(share)} of what training gains)" if cost > 0 else "nothing"
 
+    def up_to(self, cost: float) -> str:
+        """A cost that is predicted: with fewer rounds than it takes to show it is less."""
+        return f"up to {self.of(cost)}" if cost > 0 else "nothing"
+
     def above(self, cost: float) -> str:
         """A clause on where a run ends with this cost."""
-        return f"{self.of(cost)} above the lowest loss" if cost > 0 else "at the lowest loss"
+        return f"{self.up_to(cost)} above the lowest loss" if cost > 0 else "at the lowest loss"
 
     @property
     def visits(self) -> str:
@@ -272,8 +282,8 @@ AGAIN = "Think again when clients take more local steps, lr grows, or fewer clie
 def remedies(case: Case) -> list[Remedy]:
     """The remedies for a method that corrects nothing, those that cost least first."""
     name, costs, x = case.view.name, case.costs, case.last
-    noisy = f"that only some clients take part in a round keeps it {case.of(costs[COHORT])} above the lowest loss"
-    other = f"as it is, it minimises another objective, {case.of(costs[OBJECTIVE])} above the lowest loss"
+    noisy = f"that only some clients take part in a round keeps it {case.up_to(costs[COHORT])} above the lowest loss"
+    other = f"as it is, it minimises another objective, {case.up_to(costs[OBJECTIVE])} above the lowest loss"
     equal = "equal local steps for all clients" if case.by_work else "cohorts drawn by fedax.Systematic"
     noise = (
         f"Corrected weights cost nothing but noise, for rare answers count for more. {', '.join(KEEPING)} do without, "
@@ -303,7 +313,7 @@ def remedies(case: Case) -> list[Remedy]:
         Remedy(
             "", costs[NOISE],
             f"Keep {name}, and let lr decay towards the end or take larger batches: the noise of minibatches keeps it "
-            f"{case.of(costs[NOISE])} above the lowest loss.",
+            f"{case.up_to(costs[NOISE])} above the lowest loss.",
             "A decay costs nothing, twice the batch twice the computation for half of the noise.",
         ),
         Remedy(
@@ -314,8 +324,8 @@ def remedies(case: Case) -> list[Remedy]:
         Remedy(
             "", case.sure_drift if case.too_long and not case.view.corrected else 0.0,
             f"Keep {name} with fewer local steps or a smaller lr: local models drift so far that their mean rests "
-            f"{case.of(x.drift_cost or 0.0)} above the lowest loss, and control variates would not help with steps as "
-            "long as these.",
+            f"{case.up_to(x.drift_cost or 0.0)} above the lowest loss, and control variates would not help with steps "
+            "as long as these.",
             "That costs more rounds; think again once it is done.",
         ),
         _method(case, NORMALIZED if nova else ""),
@@ -345,7 +355,7 @@ def _method(case: Case, take: str) -> Remedy:
         cohorts = f"{case.unfair}{more}, so that {name} minimises another objective"
     own = case.unfair or not case.by_work
     causes = [cohorts if kind == OBJECTIVE and own else _CAUSES[kind].format(name=name) for kind in kinds]
-    verdict = f"Take {take} in place of {name}: {', and '.join(causes)}; that costs {case.of(gain)}, which "
+    verdict = f"Take {take} in place of {name}: {', and '.join(causes)}; that costs {case.up_to(gain)}, which "
     if take == KEEPING[0]:
         verdict += "a server that knows what each client sent last takes away."
         late = case.pace is not None and case.pace.max_staleness is not None
@@ -429,18 +439,18 @@ def _advice_with_corrections(case: Case) -> Remedy:
     saved = {DRIFT: case.sure_drift, COHORT: x.cohort_cost - free}
     again = f"Think again when clients take {'fewer' if max(saved.values()) > case.least else 'more'} local steps"
     if saved[DRIFT] > case.least:
-        reason = f"without its corrections drift would keep it {case.of(saved[DRIFT])} above the lowest loss"
+        reason = f"without its corrections drift would keep it {case.up_to(saved[DRIFT])} above the lowest loss"
     elif saved[COHORT] > case.least:
         reason = (
-            f"that only some clients take part in a round would cost {instead} {case.of(x.cohort_cost)}, and with "
-            f"corrections {case.of(free)}"
+            f"that only some clients take part in a round would cost {instead} {case.up_to(x.cohort_cost)}, and with "
+            f"corrections {case.up_to(free)}"
         )
     elif work > case.least:
-        reason = f"{instead} would minimise another objective by unequal work, {case.of(work)} above the lowest loss"
+        reason = f"{instead} would minimise another objective by unequal work, {case.up_to(work)} above the lowest loss"
     else:
         text = (
             f"Take {instead}{how} in place of {name}: what {name} corrects would cost {instead} "
-            f"{case.of(x.drift_cost)} by drift and {case.of(x.cohort_cost)} by the choice of who takes part, too "
+            f"{case.up_to(x.drift_cost)} by drift and {case.up_to(x.cohort_cost)} by the choice of who takes part, too "
             "little to be worth its price: memory of the model's size at every client, and for most such methods twice "
             "the traffic."
         )

@@ -183,8 +183,9 @@ def diagnose(
     if algorithm.penalty(models[0]) is not None:
         unknown.append("All figures are of F alone, without the regulariser ψ of F + ψ.")
     case = Case(
-        diagnosis, view, p, batch_size, participation, _classes(data), pace, None if heard is None else heard.by_number
-    )
+        diagnosis, view, p, batch_size, participation, _classes(data), pace,
+        None if heard is None else heard.by_number, data.names or (),
+    )  # fmt: skip
     text, take = verdict(case)
     return dataclasses.replace(diagnosis, verdict=text, take=take, advice=tuple(reasons(case)), unknown=tuple(unknown))
 
@@ -201,8 +202,9 @@ def _classes(data: FederatedData) -> list[Class]:
     counts = np.zeros((data.num_clients, len(names)))
     np.add.at(counts, (client, place), 1.0)
     shares = data.weights @ (counts / data.sizes[:, None])
+    known = () if data.transform is None else data.transform.classes or ()  # of tables: what a label was in them
     return [
-        Class(str(name), float(shares[k]), tuple(map(int, np.flatnonzero(counts[:, k]))))
+        Class(str(known[int(name)] if known else name), float(shares[k]), tuple(map(int, np.flatnonzero(counts[:, k]))))
         for k, name in enumerate(names)
     ]
 
@@ -225,7 +227,8 @@ def _unknown(f: Diagnosis, view: View, unconverged: int) -> list[str]:
         (unconverged > 0, f"{unconverged} eigenvalues have not converged: L may be larger."),
         (
             f.chi2_range is not None and f.chi2_range[1] > SAME,
-            f"w is the mean of {DRAWS} draws of the random work; single rounds have χ² from {low} to {high}.",
+            f"w of {f.method} is the mean of {DRAWS} draws of the random work; single rounds have χ² from {low} to "
+            f"{high}.",
         ),
         (
             view.corrected,

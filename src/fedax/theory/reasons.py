@@ -1,10 +1,25 @@
 """The reasons in a diagnosis: one or two sentences about each figure; docs/theory.md has the rules."""
 
+import math
+
 import numpy as np
 
 from fedax.contract.local import SGD
 from fedax.federation.participation import Dropout, Trace, UniformNormalized
-from fedax.theory.advice import CORRECTED, CORRECTED_WEIGHTS, KEEPING, NORMALIZED, SAME, Case, percent, shown
+from fedax.theory.advice import (
+    COHORT,
+    CORRECTED,
+    CORRECTED_WEIGHTS,
+    DRIFT,
+    KEEPING,
+    NOISE,
+    NORMALIZED,
+    OBJECTIVE,
+    SAME,
+    Case,
+    percent,
+    shown,
+)
 from fedax.theory.measure import Point
 
 # A client does not follow if the share of its first loss that is left is above both of these.
@@ -14,9 +29,13 @@ _RARE = 0.25  # a class is rare if its share of the objective is below this part
 
 
 def reasons(case: Case) -> list[str]:
-    """The reasons that apply, of: the objective, drift, noise, single clients and classes, η."""
-    rules = (objective, drift, noise, cohort, sums, clients, classes, rate)
-    return [sentence for reason in rules if (sentence := reason(case))]
+    """The reasons that apply: the costs, the largest first, of the objective, drift, noise; single clients; η."""
+    rules = {OBJECTIVE: objective, DRIFT: drift, NOISE: noise, COHORT: cohort}
+    known = {kind: cost if math.isfinite(cost) else math.inf for kind, cost in case.costs.items()}
+    known[OBJECTIVE] = math.inf if case.f.chi2 is None and not case.view.exact else known[OBJECTIVE]
+    known[DRIFT] = math.inf if case.last.drift_cost is None else known[DRIFT]
+    ranked = [rules[kind] for kind in sorted(rules, key=lambda kind: -known[kind])]
+    return [sentence for reason in (*ranked, sums, clients, classes, rate) if (sentence := reason(case))]
 
 
 def objective(case: Case) -> str:
@@ -54,7 +73,7 @@ def objective(case: Case) -> str:
     text = (
         f"Objective inconsistency: {cause}, so {f.method} minimises a surrogate whose weights "
         "differ from the data's "
-        f"by χ² = {shown(f.chi2)}; client {i} counts {shown(ratio[i])} times what it should. By the "
+        f"by χ² = {shown(f.chi2)}; {case.name(i)} counts {shown(ratio[i])} times what it should. By the "
         "last model's curvature "
         f"it rests {case.above(x.inconsistency_cost)} for that: "
         f"{'too little to act upon' if small else 'that is worth a remedy'}. (However long the run, ‖∇F‖² may stay "
@@ -144,7 +163,7 @@ def noise(case: Case) -> str:
         f"Noise of minibatches: with {case.batch_size} examples each (σ² = {shown(x.variance)}) they "
         "scatter a round's "
         f"update by {_relative_to_update(case, x.noise)}, which keeps a run at this lr "
-        f"{case.of(x.noise_cost)} above the lowest "
+        f"{case.up_to(x.noise_cost)} above the lowest "
         f"loss: {act}."
     )
 
@@ -222,7 +241,8 @@ def clients(case: Case) -> str:
     slow = np.flatnonzero(left > max(_FOLLOWS * median, _LEFT))
     if not len(slow):
         return ""
-    which = f"client {slow[0]}" if len(slow) == 1 else f"clients {', '.join(map(str, slow[:5]))}"
+    which = ", ".join(case.names[i] if case.names else str(i) for i in slow[:5])
+    which = which if case.names else f"client{'s' * (len(slow) > 1)} {which}"
     which += f" and {len(slow) - 5} more" if len(slow) > 5 else ""
     return (
         f"Clients that do not follow: {which} ({percent(float(case.p[slow].sum()))} of the weight) keep "
@@ -245,7 +265,7 @@ def classes(case: Case) -> str:
         return ""
     parts = [
         f"class {class_.name} makes {percent(class_.share)} of the objective"
-        + (f" and is at client {class_.clients[0]} alone" if len(class_.clients) == 1 else "")
+        + (f" and is at {case.name(class_.clients[0])} alone" if len(class_.clients) == 1 else "")
         for class_ in rare[:3]
     ]
     return (

@@ -70,6 +70,7 @@ class Experiment:
         track: the tracker of the runs, see :mod:`fedax.tracking`; ``None``: there is none.
         whole: the clients' examples before the split, where all seeds split the same examples; else ``None``.
         configured: whether ``config`` makes all of it again, at another machine too.
+        tuned: label -> the rates that were tried for it, and the one that was taken; empty: as configured.
     """
 
     config: Table
@@ -88,6 +89,7 @@ class Experiment:
     track: Tracker | None = None
     whole: fedax.FederatedData | None = None
     configured: bool = True
+    tuned: dict[str, Table] = field(default_factory=dict)
 
     def problem(self, label: str) -> Table:
         """The table from which a node makes the method of this label, its task and its wire; see :func:`problem_of`."""
@@ -372,7 +374,11 @@ def _check_baselines(baselines: bool | Table, experiment: Experiment, method: Ta
     if isinstance(baselines, dict):
         if differ := baselines.keys() - {"lr"}:
             raise unknown(f"run.baselines.{min(differ)}", min(differ), ["lr"])
-        check_number("run.baselines.lr", baselines.get("lr", 1.0), 0, open_low=True, fixed=True)
+        rates = baselines.get("lr", 1.0)
+        for rate in rates if isinstance(rates, list) and rates else [rates]:
+            check_number("run.baselines.lr", rate, 0, open_low=True, fixed=True)
+        if isinstance(rates, list) and not isinstance(experiment.val, fedax.FederatedData):
+            raise ConfigError("run.baselines.lr", rates, "there is no validation part to choose by: give one number")
     if not measured_by_client(experiment):
         way_out = "they are measured at each client: hold a part of its examples out, [data.split] with test = 0.15"
         raise ConfigError("run.baselines", baselines, way_out)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 import fedax
-from fedax.columns import TIME, better, describe, show, show_parts
+from fedax.columns import TIME, describe, show, show_parts
 from fedax.errors import UNSEEN
 from fedax.experiments import classes, clients, diagnosis, noted, own, summary, sweeps, tables, toml
 from fedax.experiments.config.sections import PYTHON
@@ -167,7 +167,7 @@ def _conclusion(records: Sequence[Record], problems: Sequence[ProblemResults]) -
             "Methods are compared within each, and never across."
         )
     name = (lambda record: f"{record.folder.name}: ") if len(records) > 1 else lambda record: ""
-    return sentences + [f"{name(record)}{diagnosis.verdict(record)}" for record in records if record.diagnosis]
+    return sentences + [f"{name(record)}Diagnosis: {diagnosis.why(record)}" for record in records if record.diagnosis]
 
 
 def _missing(records: Sequence[Record]) -> str:
@@ -447,7 +447,7 @@ def _diagnosis(record: Record) -> str:
         return ""
     labels = [method["label"] for method in record.diagnosis]
     rows = [(name, *cells) for name, cells in diagnosis.rows(record.diagnosis)]
-    advice = "".join(_list(method["advice"], method["label"]) for method in record.diagnosis)
+    advice = "".join(_list(sentences, labels) for labels, sentences in diagnosis.advice(record.diagnosis))
     limits = _list(diagnosis.unknown(record.diagnosis), "What these figures cannot tell")
     note = f"Measured at {html.escape(diagnosis.where(record.diagnosis))} (a → b: at the first and at the last)."
     figures = f'<h3 class="gap">The figures</h3><p class="note">{note}</p>{table_of_texts(["Figure", *labels], rows)}'
@@ -489,9 +489,7 @@ def _spreads(record: Record, judge: str | None) -> list[tuple[str, list[clients.
     """For each figure of clients, how it is spread for each method and baseline."""
     spreads = []
     for figure in clients.figures_of(record, judge):
-        way = better(f"test_{figure}") or "lower"
-        labels = [*record.labels, *clients.BASELINES]
-        by_label = [clients.spread_of(label, clients.tables(record, label), figure, way) for label in labels]
+        by_label = [summary.over_clients(record, label, figure) for label in (*record.labels, *clients.BASELINES)]
         spreads.append((figure, [method_spread for method_spread in by_label if method_spread is not None]))
     return spreads
 
@@ -530,7 +528,7 @@ def _spread_table(column: str, spreads: Sequence[clients.Spread]) -> str:
     for method_spread in spreads:
         number, noise, unit = show_parts(column, method_spread.mean, method_spread.std)
         deviation = f"{noise.removeprefix('± ')} {unit}".strip() or "–"
-        worst = ", ".join(f"{html.escape(name)} ({show(column, value)})" for name, value in method_spread.worst)
+        worst = html.escape(clients.named_worst(method_spread, column)) or "none beyond chance"
         cells = (
             html.escape(method_spread.label),
             f"{number} {unit}".strip(),

@@ -17,23 +17,27 @@ from fedax.experiments.summary.compared import (
     table_order,
     wide,
 )
-from fedax.experiments.summary.settings import axis, facts, in_words, over, short, telling, thousands, varied
+from fedax.experiments.summary.settings import axis, facts, in_words, over, rates, short, telling, thousands, varied
 from fedax.experiments.summary.words import (
     GONE,
     NOT_PRIVATE,
     WORDS,
+    alone_is_better,
+    conclusion,
     deltas,
     described,
     judged,
     legend,
+    recommendation,
     spending,
     verdict,
     with_spread,
 )
+from fedax.experiments.summary.worth import over_clients
 
 __all__ = [
-    "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "axes", "axes_of", "axis", "costs_of",
-    "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "legend", "methods", "metrics",
-    "order", "over", "problems", "short", "spending", "spread", "table_order", "telling", "thousands", "varied",
-    "verdict", "wide", "with_spread",
+    "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "alone_is_better", "axes", "axes_of", "axis",
+    "conclusion", "costs_of", "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "legend",
+    "methods", "metrics", "order", "over", "over_clients", "problems", "rates", "recommendation", "short", "spending",
+    "spread", "table_order", "telling", "thousands", "varied", "verdict", "wide", "with_spread",
 ]  # fmt: skip

@@ -3,14 +3,15 @@
 Methods are compared within a problem only: the same data, task, work, participation, rounds and batch. The runs of two
 methods with one seed are a pair, since a seed fixes the initial model, the cohorts and the minibatches of both. So
 differences are judged by a paired t-test over the seeds, whose error covers the split and the test examples too
-(:mod:`fedax.experiments.chance`). The best method is chosen by the same figures, so Holm's correction counts all pairs:
-if it counted only the pairs with the best, ten equal methods would give a false difference in 12 % of all cases. A
-difference of less than :data:`fedax.theory.diagnostics.MATERIAL` of what training gained is called a tie, even if it is
-significant.
+(:mod:`fedax.experiments.chance`). The best method is chosen by the same figures, so the correction counts all pairs: if
+it counted only the pairs with the best, ten equal methods would give a false difference in 12 % of all cases. It is
+Bonferroni's, for p and for the interval alike, so that both always say the same, and all intervals hold together; those
+that fit Holm's p, which are narrower, do not. A difference of less than :data:`fedax.theory.diagnostics.MATERIAL` of
+what training gained does not count, even if it is significant.
 """
 
 import copy
-import itertools
+import functools
 import json
 import math
 import re
@@ -29,10 +30,9 @@ from fedax.experiments.config.sections import PYTHON
 from fedax.experiments.defaults import judge
 from fedax.experiments.runs import MethodRun, Path, Record
 from fedax.experiments.summary.settings import telling, varied
+from fedax.experiments.summary.worth import LEVEL, Versus, versus
 from fedax.figures.axes import AXES, Axis
 from fedax.theory.diagnostics import MATERIAL
-
-LEVEL = 0.05  # of the paired test
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ class ProblemResults:
         better: ``"lower"`` or ``"higher"``.
         tail: how many last evaluations are averaged beside the last value; 0 if there are too few.
         best: the finished method with the best mean; ``None`` if fewer than two finished.
-        p: label -> corrected p-value of the difference to the best; empty with fewer than two seeds.
-        gaps: label -> the difference, that method less the best.
+        gaps: label -> the difference, that method less the best, corrected for all pairs; empty with fewer than two
+            seeds.
         covered: the sources of chance that the tests cover, in words.
         sure: whether they cover the held-out examples, if these decide.
         gained: by how much the best has changed the deciding column since the start; 0 if not known.
@@ -187,11 +187,15 @@ class ProblemResults:
     better: str | None
     tail: int
     best: Method | None = None
-    p: dict[str, float] = field(default_factory=dict)
     gaps: dict[str, Gap] = field(default_factory=dict)
     covered: list[str] = field(default_factory=list)
     sure: bool = True
     gained: float = 0.0
+
+    @property
+    def p(self) -> dict[str, float]:
+        """label -> corrected p-value of the difference to the best; empty with fewer than two seeds."""
+        return {label: gap.p for label, gap in self.gaps.items()}
 
     def small(self, label: str) -> bool:
         """Whether the difference of a method to the best is too small to matter."""
@@ -205,13 +209,76 @@ class ProblemResults:
 
     @property
     def tied(self) -> list[Method]:
-        """The best and the methods that tie with it: not significant, or too close to matter; empty if none ties."""
+        """The best and those not distinguished from it: not significant, or too close to matter; empty if all are."""
         equal = [label for label, p in self.p.items() if p >= LEVEL or self.small(label)]
         return [m for m in self.methods if m is self.best or m.label in equal] if equal else []
 
     def mark(self, m: Method) -> str:
-        """``"★"`` for the best, ``"≈"`` for a tie, or nothing."""
+        """``"★"`` for the best, ``"≈"`` for methods that are not distinguished, or nothing."""
         return "★" if m is self.star else "≈" if any(m is tied for tied in self.tied) else ""
+
+    @functools.cached_property
+    def chosen(self) -> Method | None:
+        """The method to take; ``None`` where none came to a good end with all seeds, or nothing decides.
+
+        The cheapest of those that are not distinguished from the best where it costs clearly less, else the cheapest of
+        those whose difference to it does not matter. Every place that recommends a method names this one.
+        """
+        finished = [m for m in self.methods if m.status == "finished"]
+        if self.judge is None or not self.seeds:
+            return None
+        if self.best is None:
+            return finished[0] if len(finished) == 1 else None
+        equal = self.tied or [self.best]
+        if not self.gaps:  # one seed
+            ends = {m.label: float(np.mean(m.final(self.judge))) for m in finished}
+            least = MATERIAL * self.gained
+            equal = [m for m in finished if abs(ends[m.label] - ends[self.best.label]) <= least]
+        near = [m for m in equal if m is self.best or not self.gaps or self.small(m.label)]
+        chosen, cheapest = min(near, key=costs), min(equal, key=costs)
+        return cheapest if _cheaper(cheapest, chosen) else chosen
+
+    @functools.cached_property
+    def against(self) -> dict[str, Versus]:
+        """Baseline -> the method to take (else the best of those that failed with some seeds) against it."""
+        if self.better is None or not self.seeds:
+            return {}
+        ended = [m for m in self.methods if str(self.judge) in m.runs[0].history and m.final(str(self.judge)).size]
+        sign = 1 if self.better == "lower" else -1
+        front = self.chosen or min(ended, key=lambda m: sign * float(np.mean(m.final(str(self.judge)))), default=None)
+        record = next((record for record in self.records if front and record.folder == front.folder), None)
+        return {} if front is None or record is None else versus(record, front, self.seeds, str(self.judge))
+
+    @functools.cached_property
+    def falling(self) -> bool:
+        """Whether the deciding column of the method to take still gets better in its last fifth of rounds."""
+        if self.chosen is None or self.judge is None:
+            return False
+        values = self.chosen.values(self.judge)
+        last = max(1, values.shape[1] // 5)
+        if values.shape[1] < _CURVE:
+            return False
+        sign = 1 if self.better == "lower" else -1
+        gains = sign * (values[:, -1 - last] - values[:, -1])
+        whole = float(np.mean(sign * (values[:, 0] - values[:, -1])))
+        error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+        return bool(gains.mean() > max(_FALLS * whole, 2 * error) and whole > 0)
+
+
+_CURVE = 6  # with fewer evaluations a curve does not tell whether it still falls
+_FALLS = 0.02  # the share of all that was gained that the last fifth of a falling curve gains
+_LESS = 0.9  # a method is called cheaper if it costs less than 0.9 of what the other costs
+
+
+def costs(method: Method) -> tuple[float, float]:
+    """What a method costs: bytes of traffic, and gradients computed by the clients."""
+    return method.cost("bytes_down") + method.cost("bytes_up"), method.cost("gradients")
+
+
+def _cheaper(one: Method, other: Method) -> bool:
+    """Whether a method costs clearly less, so that it is preferred among those that are not distinguished."""
+    (traffic, gradients), (most, others) = costs(one), costs(other)
+    return traffic < _LESS * most or (traffic <= most and gradients < _LESS * others)
 
 
 def problems(records: Sequence[Record]) -> list[ProblemResults]:
@@ -314,15 +381,11 @@ def _test_differences(methods: list[Method], column: str, way: str | None, confi
     def gap(one: str, other: str) -> Gap:
         of = finals[one], finals[other], overlap
         examples = (known_values[one].values, known_values[other].values) if complete else None
-        return gap_of(*of, examples, known_values[one].sizes if complete else None)
+        return gap_of(*of, examples, known_values[one].sizes if complete else None, math.comb(len(methods), 2))
 
-    pairs = list(itertools.combinations([m.label for m in methods], 2))
-    corrected = dict(zip(pairs, holm([gap(*pair).p for pair in pairs]), strict=True))
-    others = {label: pair for pair in pairs for label in pair if best.label in pair and label != best.label}
     return {
         "best": best,
-        "p": {label: corrected[pair] for label, pair in others.items()},
-        "gaps": {label: gap(best.label, label) for label in others},
+        "gaps": {m.label: gap(best.label, m.label) for m in methods if m is not best},
         "covered": chance.covered(config, column, complete, len(sizes[0]) if complete else 0),
         "sure": part is None or complete,
         "gained": gained,

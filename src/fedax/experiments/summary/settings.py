@@ -1,7 +1,7 @@
 """The settings of a configuration as short texts."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedax.algorithms import hyperparameters
@@ -142,3 +142,15 @@ def short(value: Any) -> str:
 def thousands(number: int) -> str:
     """A whole number in groups of three digits."""
     return f"{number:,}".replace(",", "\u202f")
+
+
+def rates(tuned: Mapping[str, Any]) -> str:
+    """How the learning rates were chosen, in words.
+
+    Example:
+        >>> rates({"fedavg": {"tried": [0.01, 0.1, 1.0], "lr": 0.1}})
+        'the best of 0.01, 0.1 and 1 by validation loss for each method: fedavg 0.1; baselines alike'
+    """
+    *some, last = (f"{rate:g}" for rate in sorted({rate for each in tuned.values() for rate in each["tried"]}))
+    ends = ", ".join(f"{label} {each['lr']:g}" for label, each in tuned.items())
+    return f"the best of {', '.join(some)} and {last} by validation loss for each method: {ends}; baselines alike"

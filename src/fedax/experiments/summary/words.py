@@ -6,29 +6,33 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import describe, show, show_parts
+from fedax.columns import better, describe, show, show_parts
 from fedax.experiments import chance
-from fedax.experiments.summary.compared import LEVEL, ProblemResults, spread
-from fedax.experiments.summary.settings import over
+from fedax.experiments.alone import LOCAL_ONLY
+from fedax.experiments.chance import Gap
+from fedax.experiments.summary.compared import LEVEL, Method, ProblemResults, costs, metrics, spread
+from fedax.experiments.summary.settings import over, rates
+from fedax.experiments.summary.worth import Versus
 from fedax.theory.diagnostics import MATERIAL
 
 WORDS = {"diverged": "diverged", "worse": "ended worse", "failed": "stopped by its guard", "unfinished": "unfinished"}
 GONE = {status: WORDS[status] for status in ("diverged", "worse")}  # their curves may leave the picture
+_SHOWN = 4  # so many names of a list are named
 _FEW = 10  # with fewer seeds the test detects only differences of about a standard deviation, or larger ones
 
 
 def judged(problem: ProblemResults) -> dict[str, Any]:
-    """The comparison for summary.json; ``differences``: to the best method, with 95 % intervals."""
+    """The comparison for summary.json; ``differences``: to the best, with 95 % intervals that hold together."""
     return {
         "column": problem.judge,
         "better": problem.better,
         "over": over(problem.records[0].config, len(problem.seeds)),
         "seeds": problem.seeds,
-        "test": f"{_test_of(problem)}, Holm over all pairs",
+        "test": f"{_test_of(problem)}, Bonferroni over all pairs",
         "covered": problem.covered,
         "best": problem.best and problem.best.label,
         "differences": {
-            label: dict(zip(("mean", "low", "high"), (gap.mean, *gap.interval()), strict=True))
+            label: {name: value for name, value in _interval(gap).items() if name != "p"}
             for label, gap in problem.gaps.items()
         },
         "p": problem.p,
@@ -39,81 +43,241 @@ def judged(problem: ProblemResults) -> dict[str, Any]:
     }
 
 
+def conclusion(problem: ProblemResults) -> dict[str, Any]:
+    """The whole verdict for a program: docs/experiments.md, "The verdict for scripts", says what its names mean."""
+    return {
+        "verdict": verdict(problem),
+        "take": None if problem.judge is None or alone_is_better(problem) else problem.chosen and problem.chosen.label,
+        "train_alone": problem.judge is not None and bool(alone_is_better(problem)),
+        "recommendation": recommendation(problem),
+        "still_improving": problem.falling,
+        "judged": judged(problem),
+        "baselines": {label: _against(found) for label, found in problem.against.items()},
+        "methods": [
+            {
+                "label": m.label,
+                "status": m.status,
+                "status_text": m.status_text,
+                "final": {column: described(m.final(column)) for column in metrics([m])},
+            }
+            for m in problem.methods
+        ],
+        "differs": problem.differs,
+    }
+
+
+def _against(found: Versus) -> dict[str, Any]:
+    """A baseline for :func:`conclusion`; differences are those of the method less the baseline."""
+    sides = found.sides
+    return {
+        "method": found.label,
+        "column": found.column,
+        "mean": found.mean,
+        "baseline": found.baseline,
+        "difference": None if found.gap is None else _interval(found.gap),
+        "covers_test_examples": found.sure,
+        "clients": {name: _interval(gap) for name, gap in found.clients.items()},
+        "gain": sides[1],
+        "lose": sides[-1],
+        "not_distinguished": sides[0],
+    }
+
+
+def _interval(gap: Gap) -> dict[str, float]:
+    low, high = gap.interval()
+    return {"mean": gap.mean, "low": low, "high": high, "p": gap.p}
+
+
 def described(values: np.ndarray) -> dict[str, Any] | None:
     """Mean, standard deviation and single values of the seeds; ``None`` without values."""
     return {"mean": values.mean(), "std": spread(values), "seeds": values} if values.size else None
 
 
 def verdict(problem: ProblemResults) -> list[str]:
-    """Sentences: by how much methods differ, which is best, what that covers, and which methods did not finish."""
-    return [*_ranking(problem), *_failures(problem)]
-
-
-def _ranking(problem: ProblemResults) -> list[str]:
-    column, best, methods = problem.judge, problem.best, problem.methods
+    """Sentences: the answer, the difference, what to take, whether it is worth it, what failed, what that covers."""
+    column = problem.judge
     if column is None:
-        return ["The methods minimise different objectives and there are no held-out data: none is called the best."]
+        text = "The methods minimise different objectives and there are no held-out data: none is called the best."
+        return [text, *_failures(problem)]
+    finished = [m for m in problem.methods if m.status == "finished"]
+    if finished and not problem.seeds:
+        apart = ["The methods have no seed in common: they are not compared."] * (len(finished) > 1)
+        return [*apart, *_failures(problem)]
+    answer = alone_is_better(problem) or _answer(problem, finished)
+    sentences = [*answer, recommendation(problem), *_worth(problem), *_failures(problem)]
+    return [*filter(None, sentences), *(_coverage(problem) if problem.gaps or problem.against else [])]
+
+
+def _answer(problem: ProblemResults, finished: Sequence[Method]) -> list[str]:
+    """The winner, and the difference to the next."""
+    best, column = problem.best, str(problem.judge)
     if best is None:
-        apart = not problem.seeds and sum(m.status == "finished" for m in methods) > 1
-        return ["The methods have no seed in common: they are not compared."] if apart else []
-    name = describe(column).label
-    name, extreme = name[0].lower() + name[1:], {"lower": "Lowest", "higher": "Highest"}[problem.better or "lower"]
+        only = problem.chosen
+        if only is None or not (problem.against or len(problem.methods) > 1):
+            return ["No method came to a good end with all seeds."] * (not finished and len(problem.methods) > 1)
+        why = ", the only method that came to a good end with all seeds" if len(problem.methods) > 1 else ""
+        return [f"{only.label} ended at {_name(column)} {with_spread(column, only.final(column))}{why}."]
     sign = 1 if problem.better == "lower" else -1
-    others = [m for m in methods if m is not best and m.status == "finished"]
-    others.sort(key=lambda m: sign * float(np.mean(m.final(column))))
-    text = f"{extreme} {name}: {best.label}, {with_spread(column, best.final(column))}; "
-    text += f"next {others[0].label}, {with_spread(column, others[0].final(column))}."
-    if not problem.p:
-        return [f"{text} One seed does not tell this from chance."]
-    sentences = [_interval(problem, others[0].label, name), text]
+    others = sorted((m for m in finished if m is not best), key=lambda m: sign * float(np.mean(m.final(column))))
+    figure, following = f"{_name(column)} {with_spread(column, best.final(column))}", others[0]
+    behind = f"Next is {following.label}, {with_spread(column, following.final(column))}"
+    if not problem.gaps:
+        return [f"{best.label} ended best, {figure}: one seed does not tell this from chance.", f"{behind}."]
+    equal = [m.label for m in problem.tied if m is not best]
     if problem.star is not None:
-        which = "each other method" if len(others) > 1 else "it"
-        p = f"p {'≤' if len(others) > 1 else '='} {max(problem.p.values()):.2g}"
-        sentences.append(f"The difference to {which} is more than chance ({p}).")
-    tied = [m.label for m in problem.tied if m is not best]
-    small = [label for label in tied if problem.small(label)]
-    chancy = [label for label in tied if label not in small]
-    if chancy:
-        sentences.append(f"But {_list(chancy)} {_tie(chancy, 'may be chance')}.")
-    if small:
-        sentences.append(f"But {_list(small)} {_tie(small, 'too small to matter')}, {_IMMATERIAL}.")
-    return [*sentences, *_coverage(problem)]
+        first = f"{best.label} is best: {figure}"
+    elif equal:
+        first = f"{best.label} ended best, {figure}, and is not distinguished from {_few(equal)}"
+    else:
+        first = f"{best.label} ended best on these examples: {figure}"
+    second = f"{behind}: {_lead(column, problem.gaps[following.label], 1)}"
+    if problem.small(following.label):
+        second += f", too small to matter, less than {100 * MATERIAL:g} % of what training gained"
+    return [f"{first}.", f"{second}."]
 
 
-_IMMATERIAL = f"less than {100 * MATERIAL:g} % of what training gained"
+def alone_is_better(problem: ProblemResults) -> list[str]:
+    """The answer where clients do better alone than by any of the methods; else nothing."""
+    alone = problem.against.get(LOCAL_ONLY)
+    if alone is None or alone.side(alone.gap) >= 0 or _slight(problem, alone):
+        return []
+    lower, ends = alone.better == "lower", [alone.mean]
+    if problem.judge == alone.column:  # of all methods, also those that came to no good end
+        ends += [float(np.mean(m.final(alone.column))) for m in problem.methods if m.final(alone.column).size]
+    front = min(ends) if lower else max(ends)
+    if front == alone.baseline or (front < alone.baseline) == lower:
+        return []
+    which = f"the federated methods {show(alone.column, front)} {'or more' if lower else 'at most'}"
+    which = f"{alone.label} {show(alone.column, front)}" if len(problem.methods) == 1 else which
+    reached = f"{_name(alone.column)} {show(alone.column, alone.baseline)}"
+    first = f"No common model helps here: clients that train alone reach {reached}, {which}{_on(alone)}."
+    assert alone.gap is not None
+    return [first, f"Training alone is {_lead(alone.column, alone.gap, -1, alone.label)}."]
 
 
-def _tie(labels: Sequence[str], why: str) -> str:
-    be = "" if why.startswith("may") else "is " if len(labels) == 1 else "are "
-    return f"ties with it: the difference {be}{why}" if len(labels) == 1 else f"tie with it: the differences {be}{why}"
+def _slight(problem: ProblemResults, found: Versus) -> bool:
+    """Whether a difference to a baseline is too small to matter."""
+    gained = problem.gained if found.column == problem.judge else 0.0
+    return abs(found.mean - found.baseline) < MATERIAL * gained
 
 
-def _interval(problem: ProblemResults, label: str, name: str) -> str:
-    """The difference of a method to the best, with its interval, as a sentence."""
-    assert problem.best is not None
-    gap, unit = problem.gaps[label], describe(str(problem.judge)).unit
-    values = [(100 if unit == "%" else 1) * value for value in (gap.mean, *gap.interval())]
-    digits = 1 - math.floor(math.log10(most)) if (most := max(map(abs, values))) else 0
-    mean, low, high = (f"{value:+.{max(digits, 0)}f}" for value in values)
-    if most and not 1e-4 <= most < 1e5:
-        mean, low, high = (f"{value:+.1e}" for value in values)
-    what = f"{name} (percentage points)" if unit == "%" else name
-    text = f"{label} less {problem.best.label}, {what}: {mean}, 95 % interval {low} to {high}."
-    return text.replace("-", "−") if "-" not in f"{label}{problem.best.label}{what}" else text
+def recommendation(problem: ProblemResults) -> str:
+    """What to do next: the same in the verdict, the diagnosis and the report; empty where nothing can be said."""
+    chosen, best, judge = problem.chosen, problem.best, problem.judge
+    if judge is not None and alone_is_better(problem):
+        return (
+            "Train alone: these data ask for a model for each client. Or do clients mean different things by a label?"
+        )
+    if chosen is None:
+        lost = all(m.status in (*GONE, "failed") for m in problem.methods)
+        return "Lower their learning rates first, or have them chosen (--tune, fedax sweep)." * lost
+    text = f"Take {chosen.label}" * (len(problem.methods) > 1)
+    others = [m.label for m in problem.tied if m is not chosen]
+    if best is not None and chosen is not best:
+        less = "less" if costs(chosen) < costs(best) else "no more"
+        text += f": it is not distinguished from {best.label}, and costs {less}"
+    elif others and problem.gaps:
+        text += f": none of those that may be as good ({_few(others)}) costs clearly less"
+    text += "." * bool(text)
+    if problem.falling:
+        rounds = 2 * problem.records[0].config["run"]["rounds"]
+        text += (
+            f" Its {_name(str(judge))} still got better in the last rounds: give it more first (run.rounds={rounds})."
+        )
+    if best is not None and not problem.gaps:
+        text += " Repeat it with several seeds before you rely on it (run.seeds=5)."
+    return text.strip()
+
+
+def _worth(problem: ProblemResults) -> list[str]:
+    """Whether a common model is worth it: against clients that train alone, and against all rows in one place."""
+    sentences = []
+    if (alone := problem.against.get(LOCAL_ONLY)) is not None:
+        ends = f"{_name(alone.column)} {show(alone.column, alone.mean)} against {show(alone.column, alone.baseline)}"
+        if alone.gap is None:
+            sentences.append(f"Of clients that train alone: {ends}; one seed does not tell this from chance.")
+        elif not alone_is_better(problem):
+            against = f"{alone.label} is {_lead(alone.column, alone.gap, 1, 'clients that train alone')}"
+            worth = {1: "A common model is worth it: ", 0: "Whether a common model is worth it is not told: ", -1: ""}
+            sentences.append(f"{worth[alone.side(alone.gap)]}{against}, {ends}{_on(alone)}.")
+        if alone.clients:
+            sides = alone.sides
+            parts = [f"{len(sides[side])} {word}{_named(sides[side])}" for side, word in _SIDES.items()]
+            sentences.append(f"Of {len(alone.clients)} clients, against training alone: {', '.join(parts)}.")
+    if (pooled := problem.against.get("pooled")) is not None:
+        end = (
+            f"One model on all rows in one place reaches {_name(pooled.column)} {show(pooled.column, pooled.baseline)}"
+        )
+        if pooled.gap is not None:
+            same = f", and is not distinguished from {pooled.label}:" if pooled.side(pooled.gap) == 0 else ": it is"
+            end += f"{same} {_lead(pooled.column, pooled.gap, -1, '' if same[0] == ',' else pooled.label)}{_on(pooled)}"
+        sentences.append(f"{end}.")
+    return sentences
+
+
+_SIDES = {1: "gain", -1: "lose", 0: "not distinguished"}
+
+
+def _on(found: Versus) -> str:
+    """A clause: the test examples are not covered."""
+    return "" if found.sure else " on these test examples"
+
+
+def _lead(column: str, gap: Gap, side: int, over: str = "") -> str:
+    """By how much one is ahead or behind, with the interval and p of the same correction.
+
+    Args:
+        column: the measure.
+        gap: one less another.
+        side: 1: of the one; −1: of the other.
+        over: what it is ahead of.
+    """
+    sign = side * (-1 if (better(column) or "lower") == "lower" else 1)
+    sign = -sign if (behind := sign * gap.mean < 0) else sign
+    low, high = sorted(sign * end for end in gap.interval())
+    unit = describe(column).unit
+    values = [(100 if unit == "%" else 1) * value for value in (sign * gap.mean, low, high)]
+    most = max(map(abs, values))
+    digits = max(1 - math.floor(math.log10(most)), 0) if most else 0
+    mean, low_text, high_text = (
+        f"{value:.1e}" if most and not 1e-4 <= most < 1e5 else f"{value:.{digits}f}" for value in values
+    )
+    points = " percentage points" if unit == "%" else ""
+    where = f"behind {over}" if behind else f"ahead of {over}" if over else "ahead"
+    p = f"p = {gap.p:.2g}" if gap.p >= 1e-4 else "p < 0.0001"
+    text = f"by {mean}{points} (95 % interval {low_text} to {high_text}, {p})".replace("-", "−")
+    return f"{where.strip()} {text}"
+
+
+def _name(column: str) -> str:
+    """The label of a column inside of a sentence."""
+    label = describe(column).label
+    return label[0].lower() + label[1:]
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first of some names."""
+    return _list(names) if len(names) <= _SHOWN else f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
+
+
+def _named(names: Sequence[str]) -> str:
+    return f" ({_few(names)})" if names else ""
 
 
 def _coverage(problem: ProblemResults) -> list[str]:
     """Sentences on what the interval and the verdict cover, and what they do not."""
     correct = ", corrected for all pairs of methods" if len(problem.p) > 1 else ""
-    times = f"{len(problem.seeds)} {'splits' if chance.SPLIT in problem.covered else 'seeds'}"
-    sentences = [f"This covers {_list(problem.covered)}: {_test_of(problem)} over {times}{correct}."]
-    data, part = problem.records[0].config["data"], chance.part_of(problem.judge)
+    config = problem.records[0].config
+    covered = problem.covered or chance.covered(config, str(problem.judge), examples=False, clients=0)
+    times = f"{len(problem.seeds)} {'splits' if chance.SPLIT in covered else 'seeds'}"
+    sentences = [f"This covers {_list(covered)}: {_test_of(problem)} over {times}{correct}."]
+    data, part = config["data"], chance.part_of(problem.judge)
     if not problem.sure:
         way_out = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
         sentences.append(f"It does not cover the {'validation' if part == 'val' else part} examples{way_out}.")
-    elif part is not None and "split" in data and chance.SPLIT not in problem.covered:
+    elif part is not None and "split" in data and chance.SPLIT not in covered:
         sentences.append("Another split may say otherwise: run.split_seeds = true covers that too.")
-    elif data.get("partition", "column") != "column" and chance.DEALT not in problem.covered:
+    elif data.get("partition", "column") != "column" and chance.DEALT not in covered:
         sentences.append("Clients that are dealt anew may say otherwise: run.split_seeds = true covers that too.")
     return sentences
 
@@ -151,12 +315,16 @@ def legend(problem: ProblemResults) -> list[str]:
         rest = "; ".join(f"{', '.join(map(str, seeds))} of {label}" for label, seeds in problem.left_out.items())
         counted = f"seed{'s' * (len(problem.seeds) > 1)} {_list([*map(str, problem.seeds)])}"
         sentences.append(f"Only seeds that all methods have are counted ({counted}), not {rest}.")
+    column = "" if problem.judge is None else describe(problem.judge).label
     if problem.judge is not None:
-        sentences.append(f"Judged by {describe(problem.judge).label} ({problem.better} is better).")
+        sentences.append(f"Judged by {column} ({problem.better} is better).")
+    if tuned := problem.records[0].about.get("tuned"):
+        sentences.append(f"Learning rates are {rates(tuned)}.")
     if problem.star is not None:
-        sentences.append(f"★: better than each other method, p < {LEVEL} (Holm).")
+        sentences.append(f"★: better than each other method by {column}, p < {LEVEL} for all pairs together.")
     elif problem.tied:
-        sentences.append(f"≈: tied with the best, p ≥ {LEVEL} (Holm) or too close to matter.")
+        text = f"≈: not distinguished from the best by {column}, p ≥ {LEVEL} for all pairs together or too close to "
+        sentences.append(f"{text}matter.")
     if problem.p and len(problem.seeds) < _FEW:
         sentences.append("So few seeds show large differences only.")
     return sentences

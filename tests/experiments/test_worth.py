@@ -1,0 +1,152 @@
+"""Is a common model worth it? The verdict answers by clients that train alone, and by all rows in one place."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedax.experiments import build, clients, execute, new_folder, read, summary
+from fedax.experiments.diagnosis import diagnose_run, verdict
+from tests.experiments import run_cli
+
+RANDOM = np.random.default_rng(5)
+
+
+def tables(folder, rules, rows, noise=0.0):
+    """A file a client; its label is whether a · rule + noise is positive."""
+    folder.mkdir()
+    for k, rule in enumerate(rules):
+        x = RANDOM.normal(size=(rows[k], 2))
+        y = x @ rule + noise * RANDOM.normal(size=rows[k]) > 0
+        lines = "".join(f"{a:.4f},{b:.4f},{'yes' if own else 'no'}\n" for (a, b), own in zip(x, y, strict=True))
+        (folder / f"s{k}.csv").write_text(f"a,b,y\n{lines}")
+    return folder
+
+
+def ran(folder, methods=("fedavg", "scaffold"), seeds=4, split_seeds=True, rounds=30):
+    config = {
+        "data": {"name": "csv", "files": f"{folder}/*.csv", "label": "y", "split": {"val": 0.15, "test": 0.3}},
+        "run": {"rounds": rounds, "batch_size": 20, "seeds": seeds, "split_seeds": split_seeds, "baselines": True},
+        "methods": [{"name": name, "lr": 0.3} for name in methods],
+    }
+    return execute(build(config), new_folder(folder / "run", "run"), drawn=False)
+
+
+@pytest.fixture(scope="module")
+def opposed(tmp_path_factory):
+    """Clients whose labels follow opposite rules: no common model can serve them."""
+    rules = np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
+    return ran(tables(tmp_path_factory.mktemp("x") / "opposed", rules, [150] * 4))
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory):
+    """Clients of one rule with few rows each: a common model serves them all; the last has rows enough of its own."""
+    rules = np.array([[1.0, 1.0]] * 5)
+    place = tables(tmp_path_factory.mktemp("x") / "alike", rules, [24, 24, 24, 24, 24], noise=1.0)
+    return ran(place, methods=("fedavg", "fedprox"), seeds=8)
+
+
+def test_where_no_common_model_helps_the_first_sentence_says_so(opposed):
+    (problem,) = summary.problems([opposed])
+    first, second, third, *rest = summary.verdict(problem)
+    alone = problem.against["local only"]
+    assert first.startswith("No common model helps here: clients that train alone reach test loss")
+    assert f"{alone.baseline:.4g}" in first and "95 % interval" in second and third.startswith("Train alone")
+    assert alone.side(alone.gap) == -1 and len(alone.sides[1]) == 0 and alone.sides[-1]
+    assert any(f"{len(alone.sides[-1])} lose (" in sentence for sentence in rest)
+    assert summary.recommendation(problem) == third
+    assert not any("Take " in sentence for sentence in [first, second, third, *rest])
+
+
+def test_a_common_model_that_is_worth_it_is_called_so(alike):
+    (problem,) = summary.problems([alike])
+    text = summary.verdict(problem)
+    assert text[0].startswith(f"{problem.best.label} ") and "Take " in " ".join(text)
+    alone = problem.against["local only"]
+    assert alone.label == problem.chosen.label and alone.mean < alone.baseline
+    (sentence,) = (each for each in text if "clients that train alone" in each)
+    assert sentence.startswith("A common model is worth it") == (alone.gap.p < 0.05)
+    assert any("all rows in one place" in each for each in text)
+
+
+@pytest.mark.parametrize("baseline", ["local only", "pooled"])
+def test_baselines_are_compared_seed_by_seed_on_the_same_test_rows(opposed, baseline):
+    (problem,) = summary.problems([opposed])
+    found, label = problem.against[baseline], problem.chosen.label
+    gaps, by_client = [], []
+    for mine, other in zip(clients.tables(opposed, label), clients.tables(opposed, baseline), strict=True):
+        assert mine.names == other.names and (mine.sizes == other.sizes).all()
+        by_client.append(mine.values["loss"] - other.values["loss"])
+        gaps.append(np.average(by_client[-1], weights=mine.sizes))
+    assert found.gap.mean == pytest.approx(np.mean(gaps)) and found.mean == pytest.approx(
+        np.mean([run.history["test_loss"][-1] for run in opposed.of(label)]), rel=1e-5
+    )
+    error = np.sqrt((1 / 4 + 0.3 / 0.55) * np.var(gaps, ddof=1))  # the splits overlap
+    high = found.gap.interval()[1]
+    assert high - found.gap.mean == pytest.approx(stats.t.ppf(1 - 0.025 / 2, 3) * error)  # two baselines together
+    one = found.clients["s1"]
+    error = np.sqrt((1 / 4 + 0.3 / 0.55) * np.var([row[1] for row in by_client], ddof=1))
+    assert one.interval()[1] - one.mean == pytest.approx(stats.t.ppf(1 - 0.025 / 4, 3) * error)  # four clients
+
+
+def test_one_seed_and_one_split_are_said(opposed, tmp_path):
+    folder = tables(tmp_path / "few", np.array([[1.0, 0], [-1, 0]]), [90, 90])
+    record = ran(folder, seeds=1, split_seeds=False, rounds=4)
+    (problem,) = summary.problems([record])
+    assert problem.against["local only"].gap is None
+    text = " ".join(summary.verdict(problem))
+    assert "one seed does not tell this from chance" in text and "No common model" not in text
+    again = ran(tables(tmp_path / "same", np.array([[1.0, 0], [-1, 0]]), [90, 90]), seeds=2, split_seeds=False)
+    (problem,) = summary.problems([again])
+    assert not problem.against["local only"].sure
+    assert "on these test examples" in " ".join(summary.verdict(problem))
+
+
+@pytest.fixture
+def failed(alike):
+    """The same, where one method has ended worse than it began with one of the seeds."""
+    record = read(alike.folder)
+    run = record.of("fedavg")[3]
+    run.history["train_loss"][-1] = 2 * run.history["train_loss"][0]
+    object.__setattr__(run, "status", "worse")
+    return record
+
+
+def test_a_diagnosis_looks_at_all_seeds_and_says_the_same(failed):
+    assert failed.config["run"]["split_seeds"]
+    fedavg, fedprox = failed.diagnosis[:] = diagnose_run(build(failed.config), failed)
+    assert fedavg["models"] == ["the initial model", "the final one of seed 3, of 8 the one that ended worst"]
+    assert "1 of 8 seeds came to no good end at lr = 0.3: seed 3 (train loss" in fedavg["advice"][0]
+    ends = [run.history["train_loss"][-1] for run in failed.of("fedprox")]
+    assert f"seed {int(np.argmax(ends))}," in fedprox["models"][1] and "no good end" not in " ".join(fedprox["advice"])
+    assert fedprox["points"][1]["loss"] == pytest.approx(max(ends), rel=1e-5)
+    (problem,) = summary.problems([failed])
+    text = verdict(failed)
+    assert summary.recommendation(problem) in text and "fedavg did not come to a good end with every seed" in text
+    assert text.count("Take ") == 1 and "Take fedprox." in text
+
+
+def test_a_method_that_failed_with_a_seed_is_never_recommended(failed):
+    (problem,) = summary.problems([failed])
+    assert problem.chosen.label == "fedprox"
+    text = summary.verdict(problem)
+    assert "the only method that came to a good end with all seeds" in text[0] and text[1].startswith("Take fedprox.")
+    assert "fedavg: ended worse than it began (1 of 8 seeds)." in text
+
+
+def test_the_verdict_for_scripts(opposed, tmp_path):
+    result = run_cli("report", str(opposed.folder), "--format", "json")
+    (content,) = json.loads(result.stdout)["problems"]
+    (problem,) = summary.problems([opposed])
+    assert content["verdict"] == summary.verdict(problem) and content["train_alone"] and content["take"] is None
+    assert content["recommendation"] in content["verdict"]
+    alone = content["baselines"]["local only"]
+    assert alone["difference"]["low"] > 0 and {*alone["clients"]} == {"s0", "s1", "s2", "s3"}
+    assert sorted(alone["gain"] + alone["lose"] + alone["not_distinguished"]) == ["s0", "s1", "s2", "s3"]
+    assert content["judged"]["column"] == "test_loss" and content["judged"]["seeds"] == [0, 1, 2, 3]
+    assert [row["label"] for row in content["methods"]] == ["fedavg", "scaffold"]
+    assert run_cli("report", str(opposed.folder), "--format", "json", "--out", str(tmp_path / "v.json")).exit_code == 0
+    assert json.loads((tmp_path / "v.json").read_text())["problems"] == [content]
+    assert "target" in run_cli("report", str(opposed.folder), "--format", "json", "--target", "0.3").stderr
