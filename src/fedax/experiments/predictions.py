@@ -44,11 +44,11 @@ def predict_file(
     """Predict for each row of a file, and write a table of the predictions.
 
     The table has a row for each row of ``source``, in its order: the columns of the source that the model leaves aside,
-    such as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; where one
-    was chosen with the model, the ``threshold`` of the last of two classes, and ``decision``, the class by it; and of a
+    such as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; where one was
+    chosen with the model, the ``threshold`` of the last of two classes, and ``decision``, the class by it; and of a
     table ``doubts``, what of the row training had nothing like (:meth:`fedax.Model.doubts`). In names of columns and
-    classes control characters are spelled out, and ``'`` is put before what a spreadsheet would take for a
-    formula. The cells that are left aside are copied as they are.
+    classes control characters are spelled out, and ``'`` is put before what a spreadsheet would take for a formula. The
+    cells that are left aside are copied as they are.
 
     Args:
         model: from :func:`fedax.load_model`.
