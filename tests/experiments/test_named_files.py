@@ -1,8 +1,10 @@
 """fedax compare FILES: which data set they are, what the run is called, and what the options set."""
 
 import json
+import os
 import pathlib
 import re
+import shutil
 
 import pandas
 import pytest
@@ -56,7 +58,7 @@ def configured(monkeypatch):
         (["h/a.csv", "h/readme.txt"], ["h/"], "h/"),
         (["h/a.csv", "h/b.tsv", "h/readme.txt"], ["h"], ["h/a.csv", "h/b.tsv"]),
         (["h/a10.txt", "h/a9.txt"], ["h"], ["h/a9.txt", "h/a10.txt"]),
-        (["h/a.XLSX", "h/~$a.xlsx"], ["h"], ["h/a.XLSX"]),
+        (["h/a.XLSX", "h/~$a.xlsx"], ["h"], "h/a.XLSX"),
         (["h/a.tsv.gz"], ["h/a.tsv.gz"], "h/a.tsv.gz"),
         (["h/a.csv", "h/b.csv"], ["h/b.csv", "h/a.csv"], ["h/b.csv", "h/a.csv"]),
         (["h/a.csv", "h/b.csv"], ["h/*.csv"], "h/*.csv"),
@@ -89,11 +91,12 @@ def test_other_kinds_of_folders(here):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["hospitals/north.csv", "p/a.parquet"], r"several kinds: .*north\.csv \(csv\), .*a\.parquet \(parquet\)"),
+        (["hospitals/north.csv", "p/a.parquet"], r"several kinds: hospitals/north\.csv, p/a\.parquet"),
         (["mixed"], "several kinds"),
         (["empty"], "data = 'empty': nothing that fedax reads is in this folder"),
         (["nowhere.csv"], "there is no such file or folder"),
         (["nowhere/*.csv"], "no file fits this pattern"),
+        ([""], "data = '': there is no such file"),
         (["nowhere"], "no such file, folder or data set; There are: .*digits"),
         (["experiment.toml"], "fedax run runs it"),
         (["hospitals/north.csv", "digits"], r"one data set, or files alone; .* \./digits"),
@@ -109,6 +112,13 @@ def test_what_cannot_be_compared(here, given, message):
     result = compare(*given, "--label", "ill")
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and not (here / "runs").exists()
     assert re.search(message, result.stderr), result.stderr
+
+
+def test_a_name_that_no_configuration_can_hold(here):
+    shutil.copy("hospitals/north.csv", b"hospitals/z\xff.csv")
+    result = compare("hospitals/north.csv", os.fsdecode(b"hospitals/z\xff.csv"), "--label", "ill")
+    assert result.exit_code == 2 and "not in UTF-8" in result.stderr and not (here / "runs").exists()
+    assert data_at(["hospitals"]) == {"name": "csv", "files": "hospitals"}
 
 
 def test_without_a_label_the_error_names_the_columns(here):

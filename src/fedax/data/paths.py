@@ -41,19 +41,23 @@ def data_at(paths: Sequence[str]) -> dict[str, Any]:
         ...     found["name"], found["files"] == place
         ('csv', True)
     """
-    found = {path: _files_at(path) for path in paths}
-    files = list(itertools.chain.from_iterable(found.values()))
+    files = [file for path in paths for file in _files_at(path)]
     first = {str(_kind(file)): file for file in reversed(files)}
     if len(first) > 1:
-        which = ", ".join(f"{name_of(str(file))} ({kind})" for kind, file in sorted(first.items()))
+        which = ", ".join(name_of(str(first[kind])) for kind in sorted(first))
         raise ConfigError("data", " ".join(paths), f"files of several kinds: {which}; name those of one kind")
     (name,) = first
     if name in ("csv", "parquet"):
         alone = len(paths) == 1 and (not os.path.isdir(paths[0]) or {_ending(file) for file in files} <= _OF_READERS)
-        return {"name": name, "files": paths[0] if alone else [str(file) for file in files]}
-    places = list(paths) if name != "arrow" else [*dict.fromkeys(map(_folder_of, paths))]
-    if len(places) > 1 and name != "arrow":
-        raise ConfigError("data", " ".join(paths), f"of {name} give one folder")
+        places = list(paths) if alone else [str(file) for file in files]
+    else:
+        places = [*dict.fromkeys(map(_folder_of, paths))] if name == "arrow" else list(paths)
+        if len(places) > 1 and name != "arrow":
+            raise ConfigError("data", " ".join(paths), f"of {name} give one folder")
+    for place in places:
+        if name_of(place) != place:  # a configuration is UTF-8
+            way_out = "this is not in UTF-8; rename it, or give its folder or a pattern such as *.csv"
+            raise ConfigError("data", name_of(place), way_out)
     return {"name": name, _SETTINGS[name]: places[0] if len(places) == 1 else places}
 
 

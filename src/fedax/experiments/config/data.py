@@ -248,7 +248,7 @@ def named(words: Sequence[str]) -> tuple[str, Table]:
         way_out = f"give one data set, or files alone; a file that is called so is ./{known[0]}"
         raise ConfigError("data", " ".join(words), way_out)
     for word in words:
-        if not os.path.exists(word) and re.fullmatch(r"\w[\w-]*", word):
+        if not os.path.exists(word) and re.fullmatch(r"[\w-]*", word):
             hint = unknown("data", word, datasets()).way_out.removeprefix("no such name. ")
             raise ConfigError("data", word, f"there is no such file, folder or data set; {hint}")
     return title_of(words), data_at(words)
