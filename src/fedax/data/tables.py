@@ -35,7 +35,8 @@ from fedax.data.federated import FederatedData
 from fedax.data.formats import need, parse_json, reading, room
 from fedax.data.overview import Overview, overview
 from fedax.data.pictures import decoded, stacked
-from fedax.data.summaries import Counts, UnreadLabel, class_names, fit, kinds_of, plan, summarize
+from fedax.data.rows import notes_of_rows, one_client
+from fedax.data.summaries import Counts, UnreadLabel, check_coding, class_names, fit, kinds_of, plan, summarize
 from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
 from fedax.files import name_of, regular
@@ -56,6 +57,7 @@ def from_frames(
     drop_missing_labels: bool = False,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    check_labels: bool = True,
 ) -> FederatedData:
     """Clients' tables as arrays, with a transform that is fitted as a federation would, from summaries.
 
@@ -66,6 +68,7 @@ def from_frames(
         drop_missing_labels: whether rows without a label are left out, in place of an error.
         transform: one that was fitted before, or its file; it has the label and all options with it.
         drop: columns that are left out, such as ``["patient"]``.
+        check_labels: whether a label that looks coded in two ways is an error, as "yes" and "Yes", or yes and 1.
 
     Returns:
         Examples ``x`` float32 [n, features] and ``y``, int32 classes or float32, with the clients' names, the
@@ -112,9 +115,12 @@ def from_frames(
             row = int(np.flatnonzero(np.isnan(cells(given, str(target)).numbers))[0])
             raise DataError(f"{error}; row {row} is {shown(given.iloc[row])}") from None
         second = {name: _naming_client(name, summarize, table, column_plan) for name, table in tables.items()}
-        fitted, columns_seen = fit(column_plan, second), overview(column_plan, first, second)
-        columns_seen = _with_words(columns_seen, fitted, tables)
+        fitted = fit(column_plan, second, check_labels)
     arrays = {name: _naming_client(name, fitted, table) for name, table in tables.items()}
+    if transform is None:
+        alone = [one_client(next(iter(first.values())), str(target))] if len(first) == 1 else []
+        columns_seen = overview(column_plan, first, second, [*alone, *notes_of_rows(arrays, fitted)])
+        columns_seen = _with_words(columns_seen, fitted, tables)
     return FederatedData.from_clients(arrays, transform=fitted, overview=columns_seen)
 
 
@@ -174,6 +180,7 @@ def from_csv(
     encoding: str | None = None,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    check_labels: bool = True,
 ) -> FederatedData:
     """Clients' CSV files: one client a file, named by it, or by a column that says whose each row is.
 
@@ -193,6 +200,7 @@ def from_csv(
             else cp1252, which has the characters of Latin-1.
         transform: one that was fitted before, or its file: new rows become the same numbers.
         drop: columns that are left out.
+        check_labels: whether a label that looks coded in two ways is an error.
 
     Returns:
         As of :func:`fedax.data.from_frames`.
@@ -221,7 +229,18 @@ def from_csv(
         return frame
 
     frames = _by_client(files, "csv", client, read)
-    data = from_frames(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    data = from_frames(
+        frames,
+        label,
+        columns,
+        task,
+        scale,
+        max_categories,
+        drop_missing_labels,
+        transform,
+        drop,
+        check_labels,
+    )
     if data.overview is not None:
         data.overview = dataclasses.replace(data.overview, read=written)
     return data
@@ -261,6 +280,7 @@ def from_parquet(
     size: Sequence[int] | None = None,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    check_labels: bool = True,
 ) -> FederatedData:
     """Clients' Parquet files, read as :func:`fedax.data.from_csv` reads CSV files.
 
@@ -268,7 +288,7 @@ def from_parquet(
     uint8 [n, height, width, channels]; other columns but label and client are then left aside.
 
     Args:
-        files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform, drop:
+        files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform, drop, check_labels:
             as of :func:`fedax.data.from_csv`.
         size: (height, width) that pictures get; default: that which all have.
 
@@ -284,7 +304,9 @@ def from_parquet(
     frames = _by_client(
         files, "parquet", client, lambda path: _arrow_to_pandas(_read_parquet(path), path, chosen, size)
     )
-    return _to_arrays(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    return _to_arrays(
+        frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop, check_labels
+    )
 
 
 @complete
@@ -300,6 +322,7 @@ def from_arrow(
     size: Sequence[int] | None = None,
     transform: Transform | str | os.PathLike | None = None,
     drop: Sequence[str] = (),
+    check_labels: bool = True,
 ) -> FederatedData:
     """Arrow files as Hugging Face's ``save_to_disk`` and ``flwr-datasets create`` write them.
 
@@ -308,8 +331,8 @@ def from_arrow(
     Args:
         folders: one data set's folder, with ``*.arrow`` in it, and ``client`` the column that says whose each row is;
             or a folder of such folders, or a list of them, each of which is a client, called by its folder's name.
-        label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform, drop: as of
-            :func:`fedax.data.from_parquet`.
+        label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform, drop,
+            check_labels: as of :func:`fedax.data.from_parquet`.
 
     Raises:
         ConfigError, DataError: as of :func:`fedax.data.from_csv`.
@@ -338,17 +361,19 @@ def from_arrow(
             raise ConfigError("folders", str(place), "no *.arrow is in it")
         frames[name] = parts
     tables = _divided({name: _concatenated(name, parts) for name, parts in frames.items()}, client)
-    return _to_arrays(tables, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    return _to_arrays(
+        tables, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop, check_labels
+    )
 
 
-def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: Any) -> FederatedData:
+def _to_arrays(frames: dict[str, Any], label: str | None, *rest: Any) -> FederatedData:
     """Arrays by :func:`from_frames`, or if a column holds pictures, the pictures and their labels."""
     first = next(iter(frames.values()))
     pictures = [
         name for name in first.columns if first[name].dtype.kind == "O" and isinstance(first[name].iat[0], np.ndarray)
     ]
     if not pictures:
-        return from_frames(frames, label, columns, *rest)
+        return from_frames(frames, label, *rest)
     if len(pictures) > 1:
         raise DataError(f"columns {few(pictures)}: more than one holds pictures; drop all but one")
     if label is None:
@@ -361,7 +386,10 @@ def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: A
         if column.missing.any():
             raise DataError(f"{name}: label {shown(label)}, row {np.flatnonzero(column.missing)[0]} is missing")
     known = first[label].dtype.categories.tolist() if hasattr(first[label].dtype, "categories") else None
-    classes = known or class_names(label, [Counts(dict.fromkeys(column.texts[0], 1)) for column in labels.values()])
+    counts = {name: dict.fromkeys(column.texts[0], 1) for name, column in labels.items()}
+    classes = known or class_names(label, [*map(Counts, counts.values())])
+    if rest[-1]:  # check_labels
+        check_coding(label, counts)
     place = {text: k for k, text in enumerate(classes)}
     arrays = {}
     for name, (texts, codes) in ((name, column.texts) for name, column in labels.items()):

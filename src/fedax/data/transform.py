@@ -29,7 +29,8 @@ class Strict:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
-_LATER: dict[str, Any] = {"texts": "numeric", "marks": 0, "odd": False, "truth": "", "unread": (), "read": {}}
+_LATER: dict[str, Any] = {"texts": "numeric", "marks": 0, "odd": False, "truth": "", "unread": (), "read": {},
+                           "codes": {}, "classes": {}}  # fmt: skip
 
 
 def _without_later(fields: list[tuple[str, Any]]) -> dict[str, Any]:
