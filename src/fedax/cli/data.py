@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from fedax.data import Overview, Summary
 
 group = typer.Typer(
-    help="Turn the tables of several sites into numbers in the same way, by files that hold no row.",
-    epilog="Begin at each site with: fedax data summarize TABLE.csv",
+    help="Check tables; turn those of several sites into numbers in the same way, by files that hold no row.",
+    epilog="Sites begin with: fedax data summarize TABLE.csv",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -240,8 +240,8 @@ def fit(
     Examples:
       fedax data fit plan.json *-second.json
 
-    Exit code 2: an error, such as a file that answers another plan, or a label that is
-    "yes" at one site and 1 at another.
+    Exit code 2: an error, such as a file that answers another plan, or a label that
+    looks coded in two ways.
     """
     from fedax.data import Plan
     from fedax.data import fit as transform_of
