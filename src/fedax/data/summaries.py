@@ -286,10 +286,12 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
 
     Returns:
         First, of each column: how many cells are missing, numbers, whole numbers, dates, words, and different; mean and
-        sum of squares of numbers and dates. Then of the columns that the plan takes for categories, and of a label
-        with classes: how often each text occurs, of at most 1000; of numbers and dates, within which power of two of
-        the standard deviation all of them are, below and above the mean, and where some are missing, counts in 256
-        bins; and of each column, how many labels it alone gets right, or how it varies with a label that is a number.
+        sum of squares of numbers and dates; and of a fixed list of numbers that often stand for a missing value, such
+        as −999, those that occur 5 times at least, far outside of the rest. Then of the columns that the plan takes for
+        categories, and of a label with classes: how often each text occurs, of at most 1000; of numbers and dates,
+        within which power of two of the standard deviation all of them are, below and above the mean, and where some
+        are missing, counts in 256 bins; and of each column, how many labels it alone gets right, or how it varies with
+        a label that is a number.
         A client with one row so sends that row's numbers as their mean.
 
     Raises:
