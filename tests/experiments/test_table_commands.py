@@ -1,5 +1,6 @@
 """fedax data: the commands of sites and coordinator, in order, and their errors."""
 
+import dataclasses
 import glob
 import itertools
 import json
@@ -274,11 +275,13 @@ def test_ordinary_results_are_not_too_good(sites):
 
 
 def test_a_dozen_lines_say_how_many_notes_are_left(sites):
-    (sites / "odd.csv").write_text(
-        "a,b,c,d,e,f,g,h,i,j,k,y\n" + "".join(f"{','.join(map(str, range(k, k + 11)))},{k % 2}\n" for k in range(99))
-    )
-    overview = data.from_csv("odd.csv", label="y").overview
-    lines = noted.brief({"data": {"name": "csv"}}, overview)
-    assert (
-        len(lines) == 12 and lines[-1] == f"and {len(overview.lines()) - (11 - 3)} notes more, which the report shows"
-    )
+    overview = data.from_csv(sites, label="ill").overview
+    looks = ("copy", "gaps", "code", "units", "identifier", "date", "constant")
+    notes = tuple(data.Note(column, look, "so") for look in looks for column in ("age", "zip"))
+    overview = dataclasses.replace(overview, notes=notes)
+    config = {"data": {"name": "csv"}}
+    lines, every = noted.brief(config, overview), noted.lines(config, overview)
+    assert len(every) == 14 and len(lines) == 12 and lines[: len(overview.about())] == overview.about()
+    assert lines[-1] == f"and {14 - (11 - len(overview.about()))} notes more, which the report shows"
+    many = dataclasses.replace(overview, notes=tuple(data.Note(f"c{k}", "date", "so") for k in range(5)))
+    assert noted.brief(config, many)[-1].startswith("note: 5 columns look like dates: 'c0', 'c1'")

@@ -184,11 +184,12 @@ class Overview(Document):
             sentences.append(f"Shown are {len(self.columns)} of {self.wide} columns, those with a note first.")
         return sentences
 
-    def lines(self, way_out: Callable[[str], str] | None = _in_python) -> list[str]:
-        """The notes, a line for each column; where more than 12 are alike, one for all of them.
+    def lines(self, way_out: Callable[[str], str] | None = _in_python, most: int = _MOST_NOTES) -> list[str]:
+        """The notes, a line for each column; where more than ``most`` are alike, one for all of them.
 
         Args:
             way_out: gives the option that leaves out a column; default: that of Python. ``None``: no option is shown.
+            most: at least 1.
         """
 
         def suggestion(note: Note, which: str) -> str:
@@ -203,7 +204,7 @@ class Overview(Document):
         lines = [f"read as {way}: {few(files)}" for way, files in ways.items()]
         for looks, (_, look) in _LOOKS.items():
             alike = [note for note in self.notes if note.looks == looks]
-            if len(alike) > _MOST_NOTES:
+            if len(alike) > most:
                 named = few(note.column for note in alike)
                 lines.append(f"{len(alike)} columns {look}: {named}{suggestion(alike[0], 'leaves the first out')}")
             else:
@@ -374,7 +375,8 @@ def class_lines(label: str, sites: Sequence[str], classes: Mapping[str, Sequence
 
 
 def _by_client(sites: Sequence[str], counts: Sequence[int], of: int) -> str:
-    parts = [f"{_plain(site)} {count}" for site, count in list(zip(sites, counts[1:], strict=True))[:12]]
+    first = zip(sites, counts[1:], strict=True)
+    parts = [f"{_plain(site)} {count}" for site, count in itertools.islice(first, 8 if of <= 8 else 6)]
     return ", ".join(parts) + f" and {of - len(parts)} more" * (of > len(parts))
 
 
@@ -472,9 +474,8 @@ def _on_label(plan: Plan, answers: Mapping[str, Summary]) -> list[Note]:
 def _on_numbers(name: str, facts: Mapping[str, Facts]) -> list[Note]:
     """Notes on numbers that may stand for a missing value, and on clients with other units."""
     codes = {client: dict(each.codes) for client, each in facts.items()}
+    n, mean, m2 = merge([each.without_codes() for each in facts.values() if each.m2 > 0])
     for client, each in facts.items():  # all of whose numbers are one, such as 0
-        rest = [other.without_codes() for there, other in facts.items() if there != client and other.m2 > 0]
-        n, mean, m2 = merge(rest)
         one = each.numbers >= _OFTEN and each.m2 == 0 and each.mean in STAND_INS
         if one and n >= _ENOUGH and abs(each.mean - mean) >= 4 * math.sqrt(m2 / n):
             codes[client] = {text_of(each.mean): each.numbers}

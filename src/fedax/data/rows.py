@@ -107,7 +107,9 @@ def _wrong(y: np.ndarray, client: np.ndarray) -> int:
 
 
 def _repeated(arrays: Arrays, columns: list[np.ndarray]) -> list[Note]:
-    hashes = [_hashes(each) for each in arrays.values()]
+    width = next(iter(arrays.values()))["x"].shape[1]
+    weights = np.random.default_rng(0).integers(0, 2**63, width + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    hashes = [_hashes(each, weights) for each in arrays.values()]
     values, times = np.unique(np.concatenate(hashes), return_counts=True)
     n = int(times.sum())
     repeats, pairs = n - len(values), float((times * (times - 1.0)).sum() / 2)
@@ -132,10 +134,9 @@ def _collision(values: np.ndarray) -> float:
     return float(np.square(times / len(values)).sum())
 
 
-def _hashes(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+def _hashes(arrays: Mapping[str, np.ndarray], weights: np.ndarray) -> np.ndarray:
     """[n] numbers that are the same for the same rows: sums of their bits, each with a random odd weight."""
     x = np.ascontiguousarray(arrays["x"]).view(np.uint32)
-    weights = np.random.default_rng(0).integers(0, 2**63, x.shape[1] + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     total = arrays["y"].view(np.uint32).astype(np.uint64) * weights[-1]
     for bits, weight in zip(x.T, weights, strict=False):
         total += bits.astype(np.uint64) * weight

@@ -85,7 +85,8 @@ def two_codings(counts: Counted) -> str:
     words = [client for client, texts in classes.items() if all(_is_word(text) for text in texts)]
     if numbers and words and len(numbers) + len(words) == len(classes):
         return _both(classes, *sorted([numbers[0], words[0]], key=[*classes].index))
-    names = {client: {folded(text) for text in texts} for client, texts in classes.items()}
+    fold = {text: folded(text) for text in set().union(*classes.values())}
+    names = {client: {fold[text] for text in texts} for client, texts in classes.items()}
     for client, each in names.items():
         pairs = [pair for pair in _PAIRS if pair <= each]
         apart = any(a.isdisjoint(b) for a, b in itertools.combinations(pairs, 2))

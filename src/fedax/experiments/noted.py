@@ -23,18 +23,18 @@ def overview_of(record: Record) -> Overview | None:
     return None if about is None else Overview.from_json(about)
 
 
-def lines(config: Mapping[str, Any], overview: Overview | None) -> list[str]:
-    """A line for each column that looks odd, with the option that leaves it out if there is one."""
+def lines(config: Mapping[str, Any], overview: Overview | None, most: int = 12) -> list[str]:
+    """A line for each column that looks odd, with the option that leaves it out; of more than ``most`` alike, one."""
     if overview is None:
         return []
     name, dropped = config["data"]["name"], config["data"].get("drop") or ()
     if name in _READERS:  # one list, because a second --set of the same key would replace the first
-        return overview.lines(lambda column: _setting([*dropped, column]))
+        return overview.lines(lambda column: _setting([*dropped, column]), most)
     if name == PYTHON:
-        return overview.lines()
+        return overview.lines(most=most)
     if name == "nodes":
-        return overview.lines(lambda column: f"fedax deploy tables … --drop {shlex.quote(column)}")
-    return overview.lines(None)
+        return overview.lines(lambda column: f"fedax deploy tables … --drop {shlex.quote(column)}", most)
+    return overview.lines(None, most)
 
 
 _LINES = 12  # of a screen
@@ -45,7 +45,7 @@ def brief(config: Mapping[str, Any], overview: Overview | None) -> list[str]:
     if overview is None:
         return []
     about = overview.about()
-    notes = [f"note: {line}" for line in lines(config, overview)]
+    notes = [f"note: {line}" for line in lines(config, overview, most=3)]
     left = _LINES - len(about)
     if len(notes) > left:
         notes = [*notes[: left - 1], f"and {len(notes) - left + 1} notes more, which the report shows"]
