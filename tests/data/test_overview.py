@@ -135,6 +135,10 @@ def test_other_people_are_no_other_units(make):
     assert "units" not in {looks for looks, _ in sites(lambda site, rng, y: {"height": make(site, rng)}).values()}
 
 
+def test_units_of_a_column_that_is_constant_at_a_site():
+    assert sites(lambda site, rng, y: {"h": rng.normal(168, 9, 80) if site == "b" else np.full(80, 1.5)}) == {}
+
+
 def test_units_and_codes_over_sites_need_no_row():
     """The first summaries alone; they hold no number but from the list."""
     a = pd.DataFrame({"bp": [-999.0] * 6 + [100.0 + k for k in range(40)], "h": [150.0 + k for k in range(46)]})

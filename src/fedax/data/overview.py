@@ -500,12 +500,14 @@ def _units(moments: Mapping[str, tuple[int, float, float]]) -> str:
     clients = [client for _, client in parts]
     (_, low, _), (_, high, _) = both = [merge([moments[c] for c in each]) for each in (clients[:cut], clients[cut:])]
     below, above = (math.sqrt(m2 / n) for n, _, m2 in both)
-    if not below:
+    if not (below and above):
         return ""
     factor = min(_UNITS, key=lambda each: abs(math.log(high / low / each)))
     off, spread = abs(math.log(high / low / factor)), abs(math.log(above / below / factor))
-    if factor < 10:  # which other people may have, too
+    if factor < 10:  # which other people may have, too: all means have to agree
+        converted = [mean * (factor if k < cut else 1) for k, (mean, _) in enumerate(parts)]
         alike = off <= 0.05 and spread <= 0.2 and abs(high) - abs(low) >= 2 * (above + below)
+        alike = alike and max(converted) <= 1.15 * min(converted)
     else:
         alike = off <= 0.1 and spread <= 0.4
     if not alike or above > abs(high) or below > abs(low):  # of counts and skewed numbers ten times as many is chance
