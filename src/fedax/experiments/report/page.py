@@ -398,7 +398,8 @@ def _columns(record: Record) -> str:
         return ""
     shape = f'<p class="note">{html.escape(overview.about()[0])}.</p>'
     if overview.classes:
-        shape += table_of_texts(*overview.by_class())
+        names, counts = overview.by_class()
+        shape += table_of_texts(["Class", "Rows", *names[2:]], counts)
     note = "What the columns of the tables are used as, in how many rows each is missing, and the mean of its numbers "
     note += "or its commonest value: of all rows, and at each client. " + " ".join(overview.shortened())
     heads, rows = overview.table()
@@ -410,9 +411,9 @@ def _columns(record: Record) -> str:
     if overview.dropped:
         left_out = [f"{name}: {why}" for name, why in overview.dropped.items()]
         text += f"<details><summary>{len(left_out)} columns are left out</summary>{_list(left_out)}</details>"
-    if notes := noted.lines(record.config, overview):
-        text = f"{_list(notes, 'To look at')}{text}"
-    return f'{shape}<p class="note">{html.escape(note)}</p>{text}'
+    notes = noted.lines(record.config, overview)
+    looked_at = _list(notes, "To look at") if notes else ""
+    return f'{shape}{looked_at}<p class="note gap">{html.escape(note)}</p>{text}'
 
 
 # ---- clients
