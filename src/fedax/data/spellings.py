@@ -74,12 +74,13 @@ def two_codings(counts: Counted) -> str:
         ''
     """
     classes = {client: {*texts} for client, texts in counts.items() if texts}
-    alike = [each[:2] for each in alike_words(itertools.chain.from_iterable(classes.values()))]
+    alike = [each[:2] for each in alike_words(sorted(set().union(*classes.values())))]
     letters = [pair for pair in alike if len(folded(pair[0])) == 1]
     if any(texts >= {*pair} for pair in letters for texts in classes.values()):
         alike = [pair for pair in alike if pair not in letters]  # an alphabet, in which A and a are two
     for pair in alike:
-        first, second = (next(client for client, texts in classes.items() if text in texts) for text in pair)
+        at = [next(client for client, texts in classes.items() if text in texts) for text in pair]
+        first, second = sorted(at, key=[*classes].index)
         return _both(classes, first, second) if first != second else f"{few(pair)} at {shown(first)}"
     numbers = [client for client, texts in classes.items() if plain_numbers([*texts]) is not None]
     words = [client for client, texts in classes.items() if all(_is_word(text) for text in texts)]
