@@ -903,7 +903,10 @@ def read_transform(folder: Path, content: bytes) -> Any:
         return result(rows)
     requests = result if tag == b"p" else data.plan([first, summary()], label="y", columns={"ward": "category"})
     second = data.summarize(rows, requests)
-    return data.fit(requests, [result if tag == b"s" else second, second])(rows)
+    answers = [result if tag == b"s" else second, second]
+    transform = data.fit(requests, answers)
+    str(data.overview(requests, [first, summary()], answers))
+    return transform(rows)
 
 
 @functools.cache

@@ -74,6 +74,160 @@ def test_what_a_column_looks_like(name):
     assert {column: each[0] for column, each in notes.items()} == ({} if looks is None else {name: looks})
 
 
+def sites(make, n=80):
+    """Notes of two sites a and b; ``make(site, rng, x)`` gives the columns beside x and a label that depends on it."""
+    frames = {}
+    for k, site in enumerate("ab"):
+        rng = np.random.default_rng(k)
+        x = rng.normal(size=n)
+        y = np.where(x + rng.normal(size=n) > 0, "yes", "no")
+        frames[site] = pd.DataFrame({"x": x, **make(site, rng, y), "y": y})
+    return {note.column: (note.looks, note.why) for note in data.from_frames(frames, label="y").overview.notes}
+
+
+def some(rng, values, code, share=0.1):
+    return np.where(rng.random(len(values)) < share, code, values)
+
+
+WITH_CODES = {
+    "-999": lambda site, rng: some(rng, np.rint(rng.normal(120, 15, 80)), -999),
+    "9999": lambda site, rng: some(rng, np.rint(rng.normal(120, 15, 80)), 9999),
+    "99": lambda site, rng: some(rng, rng.integers(0, 6, 80), 99),
+    "-9": lambda site, rng: some(rng, rng.integers(1, 6, 80), -9),
+    "0": lambda site, rng: some(rng, np.rint(rng.normal(240, 40, 80)), 0),
+    "0 at b": lambda site, rng: np.rint(rng.normal(240, 40, 80)) if site == "a" else np.zeros(80),
+}
+
+
+@pytest.mark.parametrize("name", WITH_CODES)
+def test_numbers_that_may_stand_for_a_missing_value(name):
+    notes = sites(lambda site, rng, y: {"bp": WITH_CODES[name](site, rng)})
+    assert notes["bp"][0] == "code" and notes["bp"][1].startswith(f"{name.split()[0]} at ")
+    if name == "0 at b":
+        assert "0 at b (80 of 80)" in notes["bp"][1]
+
+
+@pytest.mark.parametrize("make", [
+    lambda rng: some(rng, rng.integers(0, 9, 80), 9),  # a scale
+    lambda rng: some(rng, np.rint(rng.exponential(300, 80)), 0, 0.4),  # what many have none of
+    lambda rng: rng.choice([0, 1, 2], 80),
+    lambda rng: np.where(np.arange(80) < 3, -999, rng.normal(120, 15, 80)),  # too few to be no chance
+    lambda rng: np.rint(rng.normal(90, 10, 80)).clip(60, 99),
+])  # fmt: skip
+def test_ordinary_numbers_stand_for_themselves(make):
+    assert sites(lambda site, rng, y: {"bp": make(rng)}) == {}
+
+
+@pytest.mark.parametrize("factor", [0.01, 10, 1000, 1 / 2.54, 1 / 38.67])
+def test_other_units_at_a_site(factor):
+    height = lambda site, rng, y: {"height": rng.normal(168, 9, 80) * (factor if site == "b" else 1)}  # noqa: E731
+    looks, why = sites(height)["height"]
+    assert looks == "units" and " at a" in why and " at b" in why and f"{max(factor, 1 / factor):.3g} times" in why
+
+
+@pytest.mark.parametrize("make", [
+    lambda site, rng: rng.normal(168 if site == "a" else 66, 9, 80),  # the spread does not say so
+    lambda site, rng: rng.normal(168 if site == "a" else 84, 9 if site == "a" else 4.5, 80),  # children
+    lambda site, rng: rng.random(80) < (0.5 if site == "a" else 0.05),
+    lambda site, rng: rng.poisson(50 if site == "a" else 5, 80),
+])  # fmt: skip
+def test_other_people_are_no_other_units(make):
+    assert "units" not in {looks for looks, _ in sites(lambda site, rng, y: {"height": make(site, rng)}).values()}
+
+
+def test_units_of_a_column_that_is_constant_at_a_site():
+    assert sites(lambda site, rng, y: {"h": rng.normal(168, 9, 80) if site == "b" else np.full(80, 1.5)}) == {}
+
+
+def test_units_and_codes_over_sites_need_no_row():
+    """The first summaries alone; they hold no number but from the list."""
+    a = pd.DataFrame({"bp": [-999.0] * 6 + [100.0 + k for k in range(40)], "h": [150.0 + k for k in range(46)]})
+    b = a.assign(h=a["h"] / 100, bp=[5678.0] * 6 + [100.0 + k for k in range(40)])
+    first = {"a": data.summarize(a), "b": data.summarize(b)}
+    assert first["a"].facts["bp"].codes == {"-999": 6} and first["b"].facts["bp"].codes == {}
+    notes = data.overview(data.plan(first), first).notes
+    assert [(note.column, note.looks) for note in notes] == [("bp", "code"), ("h", "units")]
+    assert data.Summary.from_json(first["a"].to_json()) == first["a"]
+    assert "codes" not in json.dumps(first["b"].to_json())  # as older versions write it
+
+
+def test_a_summary_may_not_name_other_numbers():
+    with pytest.raises(DataError, match="codes"):
+        data.Summary.from_json({"fedax": "summary", "rows": 9, "facts": {"a": {"numbers": 9, "codes": {"36.6": 9}}}})
+
+
+def test_filled_only_where_the_label_is_positive():
+    days = lambda site, rng, y: {"days": np.where(y == "yes", rng.integers(1, 30, 80), np.nan)}  # noqa: E731
+    looks, why = sites(days)["days"]
+    assert (looks, why) == ("gaps", "that alone gets 160 of 160 labels right")
+    half = lambda site, rng, y: {"days": np.where((y == "yes") & (rng.random(80) < 0.6), 5.5, np.nan)}  # noqa: E731
+    assert sites(half)["days"][0] == "gaps"
+
+
+@pytest.mark.parametrize("make", [
+    lambda site, rng, y: np.where(rng.random(80) < 0.3, np.nan, rng.normal(size=80)),
+    lambda site, rng, y: np.where(rng.random(80) < np.where(y == "yes", 0.2, 0.5), np.nan, rng.normal(size=80)),
+    lambda site, rng, y: np.where((site == "a") | (rng.random(80) < 0.4), rng.normal(size=80), np.nan),
+])  # fmt: skip
+def test_gaps_that_depend_on_the_label_a_little_or_on_the_site(make):
+    assert "gaps" not in {looks for looks, _ in sites(lambda *each: {"days": make(*each)}).values()}
+
+
+def test_gaps_of_a_site_with_one_class_tell_no_more_than_the_site():
+    rng = np.random.default_rng(0)
+    tables = {
+        name: pd.DataFrame({"x": rng.normal(size=60), "z": np.nan if name == "b" else rng.normal(size=60), "y": y})
+        for name, y in {"a": rng.permutation([0, 1] * 30), "b": np.ones(60, int)}.items()
+    }
+    assert {each.looks for each in overview(tables, label="y").notes} == {"missing"}
+
+
+def test_a_copy_is_found_over_clients_that_are_too_small_alone():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"x": rng.normal(size=200), "y": rng.integers(0, 10, 200)})
+    table["name"] = "class" + table["y"].astype(str)
+    small = {f"c{k}": table.iloc[10 * k : 10 * k + 10] for k in range(20)}
+    assert [(note.column, note.looks) for note in overview(small, label="y").notes] == [("name", "copy")]
+
+
+def test_rows_that_stand_several_times():
+    table = plain(300).assign(crp=lambda t: np.random.default_rng(3).exponential(9, len(t)))
+    twice = {"a": table.iloc[:160], "b": table.iloc[140:]}
+    (note,) = overview(twice, label="ill").notes
+    assert (
+        str(note) == "some rows stand several times: 20 of 320 rows repeat another one, 20 of them at several clients"
+    )
+    few = pd.DataFrame({"a": ROWS % 3, "b": ROWS % 5, "ill": np.random.default_rng(0).integers(0, 2, N)})
+    assert noted(few) == {}  # so few columns repeat by themselves
+
+
+def test_one_client_only():
+    table = plain().assign(site=np.where(ROWS % 3 > 1, "A", "B"), site_code=ROWS)
+    (note,) = [each for each in overview({"all": table}, label="ill").notes if not each.column]
+    assert note.looks == "alone" and note.why.endswith(": 'site'?")
+    assert not noted(plain(), sites=2)
+
+
+@pytest.mark.parametrize(("other", "noted_"), [("north", True), ("NORTH ", True), ("Nörth", True), ("south", False)])
+def test_categories_that_are_one(other, noted_):
+    ward = lambda site, rng, y: {"ward": rng.choice(["North", "x"] if site == "a" else [other, "x"], 80)}  # noqa: E731
+    assert {looks for looks, _ in sites(ward).values()} == ({"spelling"} if noted_ else set())
+
+
+def test_a_category_that_was_read_in_another_encoding():
+    ward = lambda site, rng, y: {"ward": rng.choice(["KÃ¶ln", "Bonn"], 80)}  # noqa: E731
+    assert sites(ward)["ward"] == ("spelling", "'KÃ¶ln' may be 'Köln' in another encoding")
+
+
+def test_classes_by_client():
+    table = plain()
+    seen = overview({"a": table.iloc[:100], "b": table.iloc[100:]}, label="ill")
+    counts = [(table["ill"].iloc[rows] == "yes").sum() for rows in (slice(0, N), slice(0, 100), slice(100, N))]
+    assert seen.classes["yes"] == tuple(counts) and sum(each[0] for each in seen.classes.values()) == N
+    assert f"yes in {counts[0]} rows (a {counts[1]}, b {counts[2]})" in seen.about()[1]
+    assert data.Overview.from_json(json.loads(json.dumps(seen.to_json()))) == seen
+
+
 def test_a_copy_of_a_number_in_other_units():
     table = plain().assign(celsius=lambda t: t["pressure"] / 3, fahrenheit=lambda t: 1.8 * t["celsius"] + 32)
     table["near"] = table["celsius"] + np.random.default_rng(9).normal(size=N)
@@ -108,8 +262,8 @@ def test_false_alarms_on_real_tables(name):
     table = getattr(datasets, f"load_{name}")(as_frame=True).frame
     mixed = table.sample(frac=1, random_state=0)
     unlike = table.sort_values(table.columns[0], kind="stable")
-    for each in (mixed, unlike):
-        notes = noted(each, label="target")
+    for each, sites in ((mixed, 3), (unlike, 3), (mixed, 30 if name != "diabetes" else 9)):
+        notes = noted(each, label="target", sites=sites)
         assert len(notes) == REAL[name] and {looks for looks, _ in notes.values()} <= {"constant"}
 
 

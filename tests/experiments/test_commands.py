@@ -52,6 +52,7 @@ COMMANDS = {
     "report": (["ran"], True),
     "cite": (["fednova"], False),
     "privacy": (PRIVACY, False),
+    "data check": (["north.csv", "south.csv", "--label", "ill"], False),
     "data summarize": (["north.csv", "--plan", "plan.json", "--out", "new.json"], True),
     "data plan": (["north-first.json", "south-first.json", "--label", "ill", "--out", "new.json"], True),
     "data fit": (["plan.json", "north-second.json", "south-second.json", "--out", "new.json"], True),

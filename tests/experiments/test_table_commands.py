@@ -1,5 +1,6 @@
 """fedax data: the commands of sites and coordinator, in order, and their errors."""
 
+import dataclasses
 import glob
 import itertools
 import json
@@ -7,13 +8,14 @@ import pathlib
 import shlex
 
 import numpy as np
+import pandas
 import pytest
 from typer.testing import CliRunner
 
 from fedax import data
 from fedax.cli import app
 from fedax.errors import DataError
-from fedax.experiments import read, write_report
+from fedax.experiments import noted, read, write_report
 
 TABLES = {
     "hospital-7": "age,zip,ward,ill\n40,007,A,no\n60,008,A,yes\n,007,B,no\n",
@@ -193,3 +195,112 @@ def test_the_commands_of_the_page(tmp_path, monkeypatch):
             assert "Wrote " in output and "Next" in output
     assert data.FederatedData.open("hospital-7").num_examples == 3
     assert data.FederatedData.open("hospital-8").transform == data.Transform.load("transform.json")
+
+
+def write_sites(folder, sites=3, n=200):
+    """Days that only rows with the rarer label have, a code for missing values, rows that stand twice."""
+    rng = np.random.default_rng(5)
+    for k in range(sites):
+        table = pandas.DataFrame({"patient": [f"P{k}-{i}" for i in range(n)], "x": rng.normal(size=n).round(3)})
+        table["bp"] = np.where(rng.random(n) < 0.1, 9999, rng.normal(120, 15, n).round(1))
+        table["crp"] = rng.exponential(9, n).round(2)
+        table["ill"] = np.where(table["x"] + rng.normal(size=n) > 1.9, "yes", "no")
+        table["days"] = np.where(table["ill"] == "yes", rng.integers(1, 30, n), np.nan)
+        table = table.assign(**{f"z{j}": rng.normal(size=n).round(2) for j in range(4)})
+        twice = table.iloc[:10].assign(patient=[f"Q{k}-{i}" for i in range(10)])
+        pandas.concat([table, twice]).to_csv(folder / f"site-{k}.csv", index=False)
+
+
+def test_check_says_what_would_be_used_and_writes_nothing(sites):
+    write_sites(sites)
+    before = sorted(sites.iterdir())
+    lines = output_of("check", *sorted(sites.glob("site-*.csv")), "--label", "ill", "--drop", "z0").splitlines()
+    assert lines[0] == "3 clients with 630 rows: site-0 210, site-1 210, site-2 210"
+    assert lines[1].split() == ["class", "rows", "site-0", "site-1", "site-2"]
+    counts = [[int(each) for each in line.split()[1:]] for line in lines[2:4]]
+    assert sum(each[0] for each in counts) == 630 and all(each[0] == sum(each[1:]) for each in counts)
+    notes = [line for line in lines if line.startswith("note: ")]
+    assert [any(part in note for note in notes) for part in ("'days' tells the label", "9999 at site-0", "30 of 630")]
+    assert notes[0].startswith("note: 'days' tells the label by where it is missing") and "--drop days" in notes[0]
+    assert "left out: 'z0': you said so" in lines and lines[-1] == "positive class: 'yes'"
+    assert sorted(sites.iterdir()) == before
+
+
+def test_check_reads_what_its_options_say(sites):
+    write_sites(sites, sites=1)
+    pandas.read_csv("site-0.csv").assign(site=["n", "s"] * 105).to_parquet("all.parquet")
+    assert "2 clients with 210 rows: n 105, s 105" in output_of(
+        "check", "all.parquet", "--label", "ill", "--client", "site"
+    )
+    output = output_of("check", "all.parquet", "--label", "ill", "--column", "x=drop", "--positive", "no")
+    assert "there is one client only" in output and ": 'site'?" in output and "left out: 'x'" in output
+    assert "positive class: 'no'" in output
+    assert "positive = 'maybe'" in output_of("check", "all.parquet", "--label", "ill", "--positive", "maybe", code=2)
+    assert "decimal" in output_of("check", "all.parquet", "--label", "ill", "--decimal", ",", code=2)
+    assert "files = " in output_of("check", "nothing.txt", "--label", "ill", code=2)
+
+
+def test_a_label_in_two_codings_over_sites(sites):
+    for name, words in {"north": ("no", "yes"), "south": ("0", "1")}.items():
+        lines = [f"{k / 7:.3f},{words[k % 2]}" for k in range(30)]
+        (sites / f"{name}.csv").write_text("\n".join(["x,ill", *lines]) + "\n")
+        output_of("summarize", f"{name}.csv")
+    assert "'ill' is coded in two ways: 'no', 'yes' at 'north'" in output_of(
+        "check", "north.csv", "south.csv", "--label", "ill"
+    )
+    output_of("plan", "north-first.json", "south-first.json", "--label", "ill")
+    for name in ("north", "south"):
+        output_of("summarize", f"{name}.csv", "--plan", "plan.json")
+    answers = ("plan.json", "north-second.json", "south-second.json")
+    error = output_of("fit", *answers, code=2)
+    assert "'no', 'yes' at 'north'; '0', '1' at 'south'" in error and "--no-check-labels" in error
+    assert not pathlib.Path("transform.json").exists()
+    output = output_of("fit", *answers, "--no-check-labels")
+    assert "0 15, 1 15, no 15, yes 15" in output and "note: 'ill' is coded in two ways" in output
+
+
+def test_doubts_that_need_rows_are_for_the_owner(sites):
+    write_sites(sites, sites=1)
+    output = output_of("summarize", "site-0.csv", "--label", "ill")
+    assert "'days' tells the label by where it is missing" in output and "some rows stand several times" in output
+    assert "there is one client only" not in output
+    text = pathlib.Path("site-0-first.json").read_text()
+    assert '"codes": {"9999": ' in text
+    output = output_of("plan", "site-0-first.json", "--label", "ill")
+    assert "9999 at site-0" in output and "tells the label" not in output and "several times" not in output
+
+
+def test_a_run_begins_with_it_in_a_dozen_lines_and_says_where_a_result_is_too_good(sites):
+    write_sites(sites)
+    arguments = ["compare", "csv", "--set", "data.files=site-*.csv", "--set", "data.label=ill", "--seeds", "1"]
+    arguments += ["--set", "run.rounds=30", "--methods", "fedavg", "--out", "run"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    first = lines.index("3 clients with 630 rows: site-0 210, site-1 210, site-2 210")
+    last = next(k for k, line in enumerate(lines) if line.startswith("fedavg, seed 0"))
+    assert 5 <= last - first <= 12 and any("'days' tells the label" in line for line in lines[first:last])
+    assert "Too good to be true? fedavg: Test " in " ".join(lines)
+    text = (sites / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Too good to be true?" in text and "tells the label by where it is missing" in text
+    assert "3 clients with 630 rows" in text and '<td data-name="site-2">' in text
+
+
+def test_ordinary_results_are_not_too_good(sites):
+    write_sites(sites)
+    arguments = ["compare", "csv", "--set", "data.files=site-*.csv", "--set", "data.label=ill", "--seeds", "1"]
+    arguments += ["--set", "run.rounds=5", "--methods", "fedavg", "--out", "run", "--set", "data.drop=['days']"]
+    assert "Too good" not in CliRunner().invoke(app, arguments).output
+
+
+def test_a_dozen_lines_say_how_many_notes_are_left(sites):
+    overview = data.from_csv(sites, label="ill").overview
+    looks = ("copy", "gaps", "code", "units", "identifier", "date", "constant")
+    notes = tuple(data.Note(column, look, "so") for look in looks for column in ("age", "zip"))
+    overview = dataclasses.replace(overview, notes=notes)
+    config = {"data": {"name": "csv"}}
+    lines, every = noted.brief(config, overview), noted.lines(config, overview)
+    assert len(every) == 14 and len(lines) == 12 and lines[: len(overview.about())] == overview.about()
+    assert lines[-1] == f"and {14 - (11 - len(overview.about()))} notes more, which the report shows"
+    many = dataclasses.replace(overview, notes=tuple(data.Note(f"c{k}", "date", "so") for k in range(5)))
+    assert noted.brief(config, many)[-1].startswith("note: 5 columns look like dates: 'c0', 'c1'")

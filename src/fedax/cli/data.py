@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from fedax.data import Overview, Summary
 
 group = typer.Typer(
-    help="Turn the tables of several sites into numbers in the same way, by files that hold no row.",
-    epilog="Begin at each site with: fedax data summarize TABLE.csv",
+    help="Check tables; turn those of several sites into numbers in the same way, by files that hold no row.",
+    epilog="Sites begin with: fedax data summarize TABLE.csv",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -41,6 +41,10 @@ Positive = Annotated[
     typer.Option(metavar="CLASS", help="Of two classes the one that metrics are about.", show_default="the rarer one"),
 ]
 Target = Annotated[str | None, typer.Option(help="log: learn the label's logarithm.", show_default="the label itself")]
+CheckLabels = Annotated[
+    bool,
+    typer.Option("--check-labels/--no-check-labels", help="Whether a label that looks coded in two ways is an error."),
+]
 Decimal = Annotated[str | None, typer.Option(help="The decimal point of a .csv file.", show_default="found")]
 Encoding = Annotated[str | None, typer.Option(help="Its encoding.", show_default="found")]
 WithLabels = Annotated[
@@ -48,6 +52,80 @@ WithLabels = Annotated[
 ]
 
 _FIRST, _SECOND = "-first.json", "-second.json"
+
+
+def check(
+    files: Annotated[
+        list[pathlib.Path],
+        typer.Argument(
+            help="The tables: .csv or .parquet files, or a folder of them or of .arrow.", show_default=False
+        ),
+    ],
+    label: Label,
+    client: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column that says whose a row is.", show_default="a client a file"),
+    ] = None,
+    drop: Drop = None,
+    column: Columns = None,
+    task: TaskKind = None,
+    positive: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="Of two classes the one to find.", show_default="the rarer")
+    ] = None,
+    drop_missing_labels: WithLabels = False,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
+) -> None:
+    """Say what would be used of tables, and what is odd in them, before anything is trained.
+
+    Shows clients, rows, the classes at each client, what each column is used as, what
+    is left out and why, and a line for each doubt, the most serious first. Reads only.
+
+    \b
+    Examples:
+      fedax data check hospitals/*.csv --label readmitted
+      fedax data check all.csv --label cost --client site --drop patient --column zip=category
+
+    Exit code 2: an error, such as a file that cannot be read.
+    """
+    from fedax.data import from_arrow, from_csv, from_parquet
+    from fedax.data.cells import shown
+    from fedax.errors import ConfigError
+
+    given: dict[str, Any] = {
+        "label": label, "client": client, "columns": kinds(column), "task": task, "drop": drop or (),
+        "drop_missing_labels": drop_missing_labels, "check_labels": False,
+    }  # fmt: skip
+    kind = kind_of(files)
+    for name, value in (("decimal", decimal), ("encoding", encoding)):
+        if value is not None and kind != "csv":
+            raise ConfigError(name, value, "this goes with .csv files")
+    given |= {"decimal": decimal, "encoding": encoding} if kind == "csv" else {}
+    readers: dict[str, Callable[..., Any]] = {"csv": from_csv, "parquet": from_parquet, "arrow": from_arrow}
+    data = readers[kind]([str(file) for file in files] if len(files) > 1 else str(files[0]), **given)
+    classes = data.transform.classes or ()
+    if positive is not None and positive not in classes:
+        raise ConfigError("positive", positive, f"this is no class; there are: {', '.join(map(shown, classes))}")
+    if data.overview is None:
+        return echo(f"{data}: pictures, with the classes {', '.join(map(shown, classes))}")
+    show(data.overview)
+    rows = {name: counts[0] for name, counts in data.overview.classes.items()}
+    if positive is not None or len(rows) == 2:
+        echo(f"positive class: {shown(positive or min(rows, key=lambda name: rows[name]))}")
+
+
+def kind_of(files: Sequence[pathlib.Path]) -> str:
+    """``"csv"``, ``"parquet"`` or ``"arrow"``, by the endings of these files, or of those in the first folder."""
+    from fedax.errors import ConfigError
+
+    first = files[0]
+    inside = (
+        [path.name.lower() for path in first.rglob("*")] if first.is_dir() else [file.name.lower() for file in files]
+    )
+    for kind in ("csv", "parquet", "arrow"):
+        if any(name.removesuffix(".gz").endswith(f".{kind}") for name in inside):
+            return kind
+    raise ConfigError("files", str(first), "give .csv or .parquet files, or a folder with such, or with .arrow files")
 
 
 def summarize(
@@ -162,27 +240,33 @@ def fit(
     out: Annotated[pathlib.Path, typer.Option(help="The file to write; has to be new.")] = pathlib.Path(
         "transform.json"
     ),
+    check_labels: CheckLabels = True,
 ) -> None:
     """At the coordinator: make the transform, which turns all tables into numbers in the same way.
 
-    Says which columns look like a copy of the label.
+    Shows the classes at each site, and which columns look like a copy of the label.
 
     \b
     Examples:
       fedax data fit plan.json *-second.json
 
-    Exit code 2: an error, such as a file that answers another plan.
+    Exit code 2: an error, such as a file that answers another plan, or a label that
+    looks coded in two ways.
     """
     from fedax.data import Plan
     from fedax.data import fit as transform_of
-    from fedax.data.overview import copies
+    from fedax.data.overview import class_lines, classes_of, notes_of_answers
     from fedax.errors import printable
 
     target = _new(out, "transform.json")
     plan_loaded, answers = Plan.load(plan), _load(summaries, _SECOND)
-    transform = transform_of(plan_loaded, answers)
-    for line in copies(plan_loaded, answers):
-        echo(f"note: {line}; plan again with --drop {_shell_quoted(line.column)} to leave it out")
+    transform = transform_of(plan_loaded, answers, check_labels)
+    classes = {name: (sum(each), *each) for name, each in classes_of(plan_loaded, answers, list(answers)).items()}
+    for line in class_lines(plan_loaded.label or "", list(answers), classes, len(answers)):
+        echo(line)
+    for note in notes_of_answers(plan_loaded, answers):
+        way_out = f"; plan again with --drop {_shell_quoted(note.column)} to leave it out"
+        echo(f"note: {note}{way_out * (note.looks == 'copy')}")
     transform.save(target)
     if transform.label is not None and transform.label.positive is not None:
         echo(f"AUC and F1 will be of class {printable(transform.label.positive)}; plan with --positive for the other.")
@@ -240,8 +324,9 @@ def kinds(given: Sequence[str] | None) -> dict[str, str]:
 
 def _show_one_table(site: str, rows: Any, label: str | None) -> None:
     """Show the columns of one table, as far as that is possible without the other sites."""
-    from fedax.data import overview, summarize
+    from fedax.data import fit, overview, summarize
     from fedax.data import plan as plan_of
+    from fedax.data.rows import notes_of_rows
     from fedax.errors import DataError
 
     first = {site: summarize(rows)}
@@ -250,7 +335,13 @@ def _show_one_table(site: str, rows: Any, label: str | None) -> None:
     except DataError as error:  # for instance no usable column; other sites may have some
         echo(f"note: {error}")
         return
-    show(overview(plan_made, first, {site: summarize(rows, plan_made)}))
+    second = {site: summarize(rows, plan_made)}
+    try:
+        transform = fit(plan_made, second, check_labels=False)
+        more = [] if label is None else notes_of_rows({site: transform(rows)}, transform)
+    except DataError:  # one class only, for instance
+        more = []
+    show(overview(plan_made, first, second, more))
 
 
 def _show_written(table: pathlib.Path, rows: Any) -> None:
@@ -259,9 +350,13 @@ def _show_written(table: pathlib.Path, rows: Any) -> None:
 
 
 def show(columns: "Overview") -> None:
-    """Show the columns by site, which are left out, and which look odd."""
+    """Show clients, classes and columns by site, which are left out, and what looks odd."""
     from fedax.data.cells import shown
+    from fedax.data.overview import in_columns
 
+    echo(columns.about()[0])
+    for line in in_columns(*columns.by_class()) if columns.classes else ():
+        echo(line)
     echo(columns.text())
     for name, why in columns.dropped.items():
         echo(f"left out: {shown(name)}: {why}")
@@ -269,7 +364,13 @@ def show(columns: "Overview") -> None:
         echo(f"note: {line}")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"summarize": summarize, "plan": plan, "fit": fit, "apply": apply}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "check": check,
+    "summarize": summarize,
+    "plan": plan,
+    "fit": fit,
+    "apply": apply,
+}
 
 
 def _new(out: pathlib.Path | None, usual: str) -> pathlib.Path:

@@ -89,8 +89,8 @@ def show_choices(console: "Console", experiment: "Experiment", folder: pathlib.P
     tuned = {"Rates": f"{rates(experiment.tuned)} (--no-tune: as configured)"} if experiment.tuned else {}
     console.print(two_columns({**lines, "Methods": ", ".join(methods), **tuned, "Folder": str(folder)}))
     console.print("[dim]To change any of it: --set run.rounds=200. All settings: config.toml in that folder.[/]\n")
-    for line in noted.lines(experiment.config, experiment.data.overview):
-        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
+    for line in noted.brief(experiment.config, experiment.data.overview):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_results(console: "Console", record: "Record") -> None:
@@ -100,7 +100,7 @@ def show_results(console: "Console", record: "Record") -> None:
     from rich.table import Table
 
     from fedax.columns import TIME, describe, show, shown
-    from fedax.experiments import classes, clients, summary
+    from fedax.experiments import classes, clients, noted, summary
 
     (problem,) = summary.problems([record])
     columns = shown(summary.table_order(problem), problem.judge)
@@ -133,7 +133,7 @@ def show_results(console: "Console", record: "Record") -> None:
         table.add_row(escape(m.label), *cells, traffic, *times)
     print_table(console, table)
     console.print(f"[dim]{escape(' '.join(legend))}[/]")
-    for sentence in (*summary.verdict(problem), *summary.spending(problem)):
+    for sentence in (*summary.verdict(problem), *noted.too_good(problem), *summary.spending(problem)):
         console.print(escape(sentence))
     if positive := clients.positive_text(record, columns):
         console.print(escape(positive), highlight=False)

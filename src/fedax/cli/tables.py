@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedax.cli.console import echo
-from fedax.cli.data import Columns, Drop, Label, MostCategories, Positive, Scale, Target, TaskKind
+from fedax.cli.data import CheckLabels, Columns, Drop, Label, MostCategories, Positive, Scale, Target, TaskKind
 
 if TYPE_CHECKING:
     from fedax.data import Plan, Summary
@@ -41,6 +41,7 @@ def tables(
     timeout: Annotated[
         float, typer.Option(min=1.0, metavar="SECONDS", help="How long to wait for nodes, and for each answer.")
     ] = 600.0,
+    check_labels: CheckLabels = True,
 ) -> None:
     """Agree with all nodes on how their tables become numbers; no row leaves a site.
 
@@ -77,7 +78,8 @@ def tables(
 
     say = lambda line: echo(line, err=True)  # noqa: E731
     with deployment.transport_at(link, folder, say, "tables") as transport:
-        transform = agree(transport, label, planned, keep, nodes=nodes, timeout=timeout, say=say)
+        transform = agree(transport, label, planned, keep, nodes=nodes, timeout=timeout, say=say,
+                          check_labels=check_labels)  # fmt: skip
     columns = overview(sent["plan"][""], sent["first"], sent["second"])
     columns.save(place / "overview.json")
     show(columns)

@@ -8,29 +8,41 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from fedax.data.cells import alike_numbers, few, shown
-from fedax.data.summaries import Facts, Plan, Summary, merge, named
+from fedax.data.cells import alike_numbers, few, number, shown, text_of
+from fedax.data.spellings import Counted, alike_words, repaired, two_codings, unshared
+from fedax.data.summaries import STAND_INS, Facts, Plan, Summary, merge, named
 from fedax.data.transform import Document, Strict
 from fedax.errors import DataError, complete, printable
 
 _SITES = 12  # the most sites in the table; of more, those that are most unlike the whole
 _COLUMNS = 60  # the most columns in the table, those with a note first
 _MOST_NOTES = 12  # notes of one kind that get a line each
+_OFTEN = 5  # occurrences of a value that are no chance
 _ENOUGH = 20  # rows, to conclude anything from
 
-Looks = Literal["identifier", "date", "copy", "constant", "site", "spelling", "unread", "missing", "skewed", "log"]
+_CLASSES = 60  # the most classes with counts by client
+_UNITS = (2.2046, 2.54, 10.0, 18.02, 38.67, 88.4, 100.0, 1000.0)
+# lb in kg, cm in inches; mg/dl in mmol/l of glucose and cholesterol, and in µmol/l of creatinine
+
+Looks = Literal[
+    "coding", "copy", "gaps", "unshared", "alone", "code", "units", "rows",
+    "identifier", "date", "constant", "site", "spelling", "unread", "missing", "skewed", "log",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Note(Strict):
-    """A note on an odd column.
+    """A note on an odd column, or on all rows.
 
     Args:
-        column: its name.
-        looks: ``"identifier"``, ``"date"``, or ``"copy"`` of the label: it looks like one; ``"constant"``: nearly;
-            ``"site"``: it tells the site; ``"spelling"``: one number is written in several ways; ``"unread"``: cells
-            cannot be read; ``"missing"``: in most rows of a site; of a label ``"skewed"``: its logarithm may be the
-            better target; ``"log"``: its logarithm is learned.
+        column: its name; empty: it is on all rows.
+        looks: of a label: ``"coding"``: it looks coded in two ways; ``"unshared"``: no two clients have a class in
+            common; ``"skewed"``: its logarithm may be the better target; ``"log"``: its logarithm is learned. Of a
+            column: ``"copy"`` of the label, ``"identifier"``, ``"date"``: it looks like one; ``"gaps"``: where it is
+            missing tells the label; ``"code"``: a number may stand for a missing value; ``"units"``: it may be in other
+            units at a client; ``"constant"``: nearly; ``"site"``: it tells the site; ``"spelling"``: one value is
+            written in several ways; ``"unread"``: cells cannot be read; ``"missing"``: in most rows of a site. Of all
+            rows: ``"alone"``: they are one client's; ``"rows"``: some stand several times.
         why: what makes it look so.
 
     Example:
@@ -43,20 +55,35 @@ class Note(Strict):
     why: str
 
     def __str__(self) -> str:
-        return f"{shown(self.column)} {_LOOKS[self.looks][0]}: {self.why}"
+        return f"{shown(self.column) + ' ' if self.column else ''}{_LOOKS[self.looks][0]}: {self.why}"
 
 
-_LOOKS = {  # of one column, of several
-    "identifier": ("looks like an identifier", "look like identifiers"),
-    "date": ("looks like a date", "look like dates"),
+_LOOKS = {  # of one column, of several; the most serious first
+    "coding": ("is coded in two ways", "are coded in two ways"),
     "copy": ("looks like a copy of the label", "look like copies of the label"),
-    "constant": ("is nearly constant", "are nearly constant"),
+    "gaps": ("tells the label by where it is missing", "tell the label by where they are missing"),
+    "alone": ("there is one client only", ""),
+    "unshared": ("has no class that two clients share", ""),
+    "code": ("has a number that may stand for a missing value", "have numbers that may stand for missing values"),
+    "units": ("may be in two units", "may be in two units"),
+    "rows": ("some rows stand several times", ""),
+    "identifier": ("looks like an identifier", "look like identifiers"),
     "site": ("tells the site", "tell the site"),
-    "spelling": ("has one number in several spellings", "have one number in several spellings"),
     "unread": ("has cells that cannot be read", "have cells that cannot be read"),
+    "spelling": ("has one value in several spellings", "have one value in several spellings"),
     "missing": ("is missing in most rows of a site", "are missing in most rows of a site"),
+    "date": ("looks like a date", "look like dates"),
+    "constant": ("is nearly constant", "are nearly constant"),
     "skewed": ("is skewed", "are skewed"),
     "log": ("is learned as its logarithm", "are learned as their logarithms"),
+}
+_WAYS_OUT = {  # where it is another one than to leave the column out
+    "coding": "write them in one way; data.check_labels=false trains with each text as a class of its own",
+    "alone": "",
+    "code": "empty these cells, if it does",
+    "units": "convert one of them, if it is",
+    "rows": "they may be in training and in test; take them out, if they are one case",
+    "spelling": "write it in one way, if it is one",
 }
 
 
@@ -102,9 +129,11 @@ class Overview(Document):
         of: how many clients there are.
         columns: at most 60, those with a note first.
         wide: how many columns there are.
-        notes: what is odd, at most one a column, and one more of cells that cannot be read.
+        notes: what is odd, a few a column at most.
         dropped: columns that are left out -> why.
         read: files -> how they are written, where that was found and is not the usual way.
+        classes: of a label with classes: each of at most 60 -> its rows, of all clients together and of each of
+            ``sites``. Empty: they are not known.
 
     Raises:
         DataError: values that do not go together.
@@ -129,11 +158,13 @@ class Overview(Document):
     notes: tuple[Note, ...]
     dropped: dict[str, str]
     read: dict[str, str] = field(default_factory=dict)
+    classes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     form: ClassVar[str] = "overview"
 
     def __post_init__(self) -> None:
         width = len(self.sites) + 1
-        if len(self.rows) != width or any(len(each.missing) != width for each in self.columns):
+        widths = {len(self.rows), *(len(each.missing) for each in self.columns), *map(len, self.classes.values())}
+        if widths != {width}:
             raise DataError("overview: rows and columns have to be of all sites together, and of each")
         if self.of < len(self.sites) or self.wide < len(self.columns) or min(self.rows) < 0:
             raise DataError("overview: it has more sites or columns than there are")
@@ -156,15 +187,18 @@ class Overview(Document):
             sentences.append(f"Shown are {len(self.columns)} of {self.wide} columns, those with a note first.")
         return sentences
 
-    def lines(self, way_out: Callable[[str], str] | None = _in_python) -> list[str]:
-        """The notes, a line for each column; where more than 12 are alike, one for all of them.
+    def lines(self, way_out: Callable[[str], str] | None = _in_python, most: int = _MOST_NOTES) -> list[str]:
+        """The notes, a line for each column; where more than ``most`` are alike, one for all of them.
 
         Args:
             way_out: gives the option that leaves out a column; default: that of Python. ``None``: no option is shown.
+            most: at least 1.
         """
 
-        def suggestion(column: str, which: str) -> str:
-            return "" if way_out is None else f"; {way_out(column)} {which}"
+        def suggestion(note: Note, which: str) -> str:
+            if note.looks in _WAYS_OUT:
+                return f"; {_WAYS_OUT[note.looks]}" if _WAYS_OUT[note.looks] else ""
+            return "" if way_out is None or note.column in ("", *label) else f"; {way_out(note.column)} {which}"
 
         label = {each.name for each in self.columns if each.kind == "label"}
         ways: dict[str, list[str]] = {}
@@ -173,27 +207,49 @@ class Overview(Document):
         lines = [f"read as {way}: {few(files)}" for way, files in ways.items()]
         for looks, (_, look) in _LOOKS.items():
             alike = [note for note in self.notes if note.looks == looks]
-            if len(alike) > _MOST_NOTES:
+            if len(alike) > most:
                 named = few(note.column for note in alike)
-                suggested = suggestion(alike[0].column, "leaves the first out")
-                lines.append(f"{len(alike)} columns {look}: {named}{suggested}")
+                lines.append(f"{len(alike)} columns {look}: {named}{suggestion(alike[0], 'leaves the first out')}")
             else:
-                lines += [
-                    str(note) if note.column in label else f"{note}{suggestion(note.column, 'leaves it out')}"
-                    for note in alike
-                ]
+                lines += [f"{note}{suggestion(note, 'leaves it out')}" for note in alike]
+        return lines
+
+    def about(self) -> list[str]:
+        """Clients and rows, the label's classes with their rows, and what columns are used as: some six lines.
+
+        Example:
+            >>> import pandas
+            >>> from fedax.data import from_frames
+            >>> table = pandas.DataFrame({"age": [40, 60, 50], "name": ["A. B.", "C. D.", "E. F."], "ill": [0, 1, 0]})
+            >>> print(*from_frames({"north": table, "south": table}, label="ill").overview.about(), sep="\\n")
+            2 clients with 6 rows: north 3, south 3
+            label 'ill': 0 in 4 rows (north 2, south 2); 1 in 2 rows (north 1, south 1)
+            used as number: 'age'
+            left out: 'name' (6 of 6 texts differ within their clients, so that they identify rows)
+        """
+        clients = _by_client(self.sites, self.rows, self.of)
+        lines = [f"{self.of} client{'s' * (self.of != 1)} with {self.rows[0]} rows: {clients}"]
+        lines += class_lines(next((each.name for each in self.columns if each.kind == "label"), ""),
+                             self.sites, self.classes, self.of)  # fmt: skip
+        for kind in ("number", "category", "date"):
+            if used := [each.name for each in self.columns if each.kind == kind]:
+                lines.append(f"used as {kind}: {few(used)}")
+        if self.dropped:
+            parts = [f"{shown(name)} ({why})" for name, why in list(self.dropped.items())[:_FEW]]
+            more = f"; and {len(self.dropped) - _FEW} more" * (len(self.dropped) > _FEW)
+            lines.append(f"left out: {'; '.join(parts)}{more}")
         return lines
 
     def __str__(self) -> str:
         return "\n".join([self.text(), *self.lines()])
 
+    def by_class(self) -> tuple[list[str], list[list[str]]]:
+        """The head and the rows of a table of the classes: a row for each, with its rows at all clients and at each."""
+        return ["class", "rows", *self.sites], [[name, *map(str, counts)] for name, counts in self.classes.items()]
+
     def text(self) -> str:
         """The table for a terminal."""
-        heads, rows = self.table()
-        cells = [[_plain(cell) for cell in row] for row in (heads, *rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-        return "\n".join([*(line.rstrip() for line in lines), *self.shortened()])
+        return "\n".join([*in_columns(*self.table()), *self.shortened()])
 
 
 @complete
@@ -201,6 +257,7 @@ def overview(
     plan: Plan,
     first: Mapping[str, Summary] | Sequence[Summary],
     second: Mapping[str, Summary] | Sequence[Summary] = (),
+    more: Sequence[Note] = (),
 ) -> Overview:
     """The columns at each client, and notes on odd ones, from summaries alone.
 
@@ -209,9 +266,10 @@ def overview(
         first: the summaries of the first exchange, one a client, by its name or in a list.
         second: those that answered the plan, of the same clients. Without them, nothing is known of the categories, and
             of columns that say the label.
+        more: notes on the rows, which summaries do not tell.
 
     Returns:
-        The overview. A column looks like
+        The overview. A label looks coded in two ways, where :func:`fit` says so. A column looks like
 
         - an identifier, if it holds whole numbers that differ in more than 9 of 10 rows, and that coincide far more
           rarely than numbers drawn at random with the same spread would; or if there are 50 rows at least, all
@@ -221,7 +279,12 @@ def overview(
           of a number, if their correlation is beyond ±0.9995;
         - nearly constant, if one value makes up 99 % of it, or its standard deviation is below a millionth of its mean;
         - telling the site, if each client has one value in 99 % of its rows, but not all the same one;
-        - to have one number in several spellings, if categories such as 1 and 1.0 are there beside words or codes;
+        - to have a number for missing values, if one such as −999, 9999 or 0 occurs 5 times at a client, as far from
+          the rest as the rest is wide, or 4 standard deviations from its mean, or if a client has nothing else;
+        - to be in two units, if mean and standard deviation of some clients with 20 rows are those of the others times
+          10, 100, 1000, 2.54 or another usual factor;
+        - to have one value in several spellings, if categories such as 1 and 1.0 are there beside words or codes, or
+          some that differ in case, spaces, accents or encoding alone;
         - to have cells that cannot be read, if a number or date has words, which then count as missing, or if labels
           are marks of a missing value, such as NA, which then are classes;
         - skewed, if it is a label of numbers above 0 whose standard deviation is above their mean;
@@ -247,18 +310,21 @@ def overview(
         name: [summary.facts.get(name, Facts(missing=summary.rows)) for summary in by_client.values()]
         for name in [*([plan.label] if plan.label is not None else []), *plan.columns, *plan.dropped]
     }
-    notes = []
-    of_label = [_texts(answers, each, plan.label) for each in answers] if plan.label is not None else []
-    if plan.label is not None and (why := _spellings(plan.texts, of_label)):
-        notes.append(Note(plan.label, "spelling", why))
+    notes, known = [*more, *_on_label(plan, answers)], {note.column for note in more}
     if plan.label is not None and plan.task == "classification":
         notes += _marks_as_class(plan.label, facts[plan.label], by_client)
     elif plan.label is not None:
         notes += _scale_of_label(plan, facts[plan.label])
+    numbers = [plan.label] if plan.label is not None and plan.task == "regression" else []
     for name in plan.columns:
-        note = _note(name, plan, facts[name], by_client, answers)
+        note = None if name in known else _note(name, plan, facts[name], by_client, answers)
         notes += [] if note is None else [note]
         notes += _cannot_be_read(name, plan.columns[name].kind, facts[name], by_client)
+        numbers += (
+            [name] if plan.columns[name].kind == "number" and (note is None or note.looks != "identifier") else []
+        )
+    for name in numbers:
+        notes += _on_numbers(name, dict(zip(by_client, facts[name], strict=True)))
     marked = {note.column: k for k, note in enumerate(notes)}
     order = sorted(facts, key=lambda name: (name != plan.label, marked.get(name, len(marked))))
     described = [_described(name, plan, facts[name], by_client, answers) for name in order[:_COLUMNS]]
@@ -268,14 +334,64 @@ def overview(
         parts = [tuple(values[k] for k in (0, *(i + 1 for i in shown_sites))) for values in _values(each)]
         table.append(Described(each.name, each.kind, *parts))
     names, rows = list(by_client), [summary.rows for summary in by_client.values()]
+    classes = {
+        text: (sum(each), *(each[i] for i in shown_sites)) for text, each in classes_of(plan, answers, names).items()
+    }
     sites, sizes = tuple(names[i] for i in shown_sites), (sum(rows), *(rows[i] for i in shown_sites))
-    return Overview(sites, sizes, len(by_client), tuple(table), len(facts), tuple(notes), dict(plan.dropped))
+    return Overview(sites, sizes, len(by_client), tuple(table), len(facts), tuple(notes), dict(plan.dropped),
+                    classes=classes)  # fmt: skip
 
 
-def copies(plan: Plan, second: Mapping[str, Summary]) -> list[Note]:
-    """Columns that look like a copy of the label, from the summaries that answered the plan."""
+def notes_of_answers(plan: Plan, second: Mapping[str, Summary]) -> list[Note]:
+    """The notes on which the summaries that answered the plan decide: on the label, and on copies of it."""
     whys = {name: _copies_label(name, plan, second) for name in plan.columns}
-    return [Note(name, "copy", why) for name, why in whys.items() if why]
+    return [*_on_label(plan, second), *(Note(name, "copy", why) for name, why in whys.items() if why)]
+
+
+def classes_of(plan: Plan, answers: Mapping[str, Summary], clients: Sequence[str]) -> dict[str, list[int]]:
+    """The 60 most frequent classes -> their rows at each of these clients, in the order of classes."""
+    if plan.label is None or plan.task != "classification":
+        return {}
+    counts = [Counter(_texts(answers, client, plan.label)) for client in clients]
+    total = sum(counts, Counter())
+    texts = sorted(sorted(total, key=lambda text: (-total[text], text))[:_CLASSES])
+    values = {text: number(text) for text in texts}
+    if not any(map(math.isnan, values.values())):
+        texts.sort(key=values.__getitem__)
+    return {text: [each[text] for each in counts] for text in texts}
+
+
+_FEW = 3  # classes with their clients, and columns that are left out, that get into a line
+
+
+def class_lines(label: str, sites: Sequence[str], classes: Mapping[str, Sequence[int]], of: int) -> list[str]:
+    """The classes of a label with their rows, as a line; of few classes those of each client, too."""
+    if not classes:
+        return []
+    if len(classes) <= _FEW:
+        parts = [
+            f"{_plain(name)} in {counts[0]} rows ({_by_client(sites, counts, of)})" for name, counts in classes.items()
+        ]
+        return [f"label {shown(label)}: {'; '.join(parts)}"]
+    parts = [f"{_plain(name)} {counts[0]}" for name, counts in list(classes.items())[:12]]
+    held = [sum(1 for counts in classes.values() if counts[k + 1]) for k in range(len(sites))]
+    some = "" if min(held) == len(classes) else f"; clients have {min(held)} to {max(held)} of them"
+    some = f"; clients have {min(held)} of them each" if min(held) == max(held) < len(classes) else some
+    return [f"label {shown(label)}, {len(classes)} classes: {', '.join(parts)}{', …' * (len(classes) > 12)}{some}"]
+
+
+def _by_client(sites: Sequence[str], counts: Sequence[int], of: int) -> str:
+    first = zip(sites, counts[1:], strict=True)
+    parts = [f"{_plain(site)} {count}" for site, count in itertools.islice(first, 8 if of <= 8 else 6)]
+    return ", ".join(parts) + f" and {of - len(parts)} more" * (of > len(parts))
+
+
+def in_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as the lines of a terminal."""
+    cells = [[_plain(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    return [line.rstrip() for line in lines]
 
 
 def _values(column: Described) -> tuple[tuple[Any, ...], ...]:
@@ -309,9 +425,15 @@ def _unread(kind: str, numbers: bool, facts: Facts) -> int:
 
 
 def _spellings(texts: str, counts: Sequence[Mapping[str, int]]) -> str:
-    """Which texts are one number, of a column in which each counts as it is written; empty if there are none."""
-    alike = alike_numbers(dict.fromkeys(itertools.chain.from_iterable(counts))) if texts == "written" else []
-    return "; ".join(f"{few(each)} count as different" for each in alike[:3]) + ("; …" if len(alike) > 3 else "")
+    """Which texts are one number or word; empty if there are none."""
+    every = dict.fromkeys(itertools.chain.from_iterable(counts))
+    alike = alike_words(every)  # letters that one client has in both cases are an alphabet's
+    alike = [each for each in alike if len(each[0]) > 1 or not any(texts.keys() >= {*each} for texts in counts)]
+    alike += alike_numbers(every) if texts == "written" else []
+    parts = [f"{few(each)} count as different" for each in alike]
+    parts += [f"{shown(text)} may be {shown(repaired(text))} in another encoding" for text in every
+              if repaired(text) != text and all(text not in each for each in alike)]  # fmt: skip
+    return "; ".join(parts[:3]) + ("; …" if len(parts) > 3 else "")
 
 
 def _texts(answers: Mapping[str, Summary], client: str, name: str) -> Mapping[str, int]:
@@ -344,6 +466,63 @@ def _most_unlike(described: Sequence[Described], number: int) -> list[int]:
 # ---- notes
 
 
+def _on_label(plan: Plan, answers: Mapping[str, Summary]) -> list[Note]:
+    """Notes on a label with classes, from the counts of its classes."""
+    if plan.label is None or plan.task != "classification":
+        return []
+    counts: Counted = {client: _texts(answers, client, plan.label) for client in answers}
+    if why := two_codings(counts):
+        return [Note(plan.label, "coding", why)]
+    notes = [Note(plan.label, "unshared", why)] if (why := unshared(counts)) else []
+    return notes + ([Note(plan.label, "spelling", why)] if (why := _spellings(plan.texts, [*counts.values()])) else [])
+
+
+def _on_numbers(name: str, facts: Mapping[str, Facts]) -> list[Note]:
+    """Notes on numbers that may stand for a missing value, and on clients with other units."""
+    codes = {client: dict(each.codes) for client, each in facts.items()}
+    n, mean, m2 = merge([each.without_codes() for each in facts.values() if each.m2 > 0])
+    for client, each in facts.items():  # all of whose numbers are one, such as 0
+        one = each.numbers >= _OFTEN and each.m2 == 0 and each.mean in STAND_INS
+        if one and n >= _ENOUGH and abs(each.mean - mean) >= 4 * math.sqrt(m2 / n):
+            codes[client] = {text_of(each.mean): each.numbers}
+    notes = []
+    if any(codes.values()):
+        found: dict[str, list[str]] = {}
+        for client, of_client in codes.items():
+            for code, times in of_client.items():
+                found.setdefault(code, []).append(f"{_plain(client)} ({times} of {facts[client].numbers})")
+        parts = [f"{code} at {', '.join(at[:5])}{', …' * (len(at) > 5)}" for code, at in found.items()]
+        notes.append(Note(name, "code", f"{'; '.join(parts)}, far from the rest"))
+    kept = {client: each.without_codes() for client, each in facts.items() if codes[client] == each.codes}
+    return notes + ([Note(name, "units", why)] if (why := _units(kept)) else [])
+
+
+def _units(moments: Mapping[str, tuple[int, float, float]]) -> str:
+    """Why some clients seem to have other units than the rest: mean and spread are as many times as large."""
+    parts = sorted((abs(part[1]), client) for client, part in moments.items() if part[0] >= _ENOUGH and part[1])
+    if len(parts) < 2 or len({moments[client][1] > 0 for _, client in parts}) > 1:
+        return ""
+    cut = max(range(1, len(parts)), key=lambda k: parts[k][0] / parts[k - 1][0])
+    clients = [client for _, client in parts]
+    (_, low, _), (_, high, _) = both = [merge([moments[c] for c in each]) for each in (clients[:cut], clients[cut:])]
+    below, above = (math.sqrt(m2 / n) for n, _, m2 in both)
+    if not (below and above):
+        return ""
+    factor = min(_UNITS, key=lambda each: abs(math.log(high / low / each)))
+    off, spread = abs(math.log(high / low / factor)), abs(math.log(above / below / factor))
+    if factor < 10:  # which other people may have, too: all means have to agree
+        converted = [mean * (factor if k < cut else 1) for k, (mean, _) in enumerate(parts)]
+        alike = off <= 0.05 and spread <= 0.2 and abs(high) - abs(low) >= 2 * (above + below)
+        alike = alike and max(converted) <= 1.15 * min(converted)
+    else:
+        alike = off <= 0.1 and spread <= 0.4
+    if not alike or above > abs(high) or below > abs(low):  # of counts and skewed numbers ten times as many is chance
+        return ""
+    groups = sorted([(clients[:cut], low), (clients[cut:], high)], key=lambda group: len(group[0]))
+    means = [f"{_number(mean)} at {', '.join(map(_plain, at[:3]))}{', …' * (len(at) > 3)}" for at, mean in groups]
+    return f"its mean is {means[0]} and {means[1]}: about {factor:.3g} times, and so is its spread"
+
+
 def _note(
     name: str, plan: Plan, facts: Sequence[Facts], given: Mapping[str, Summary], answers: Mapping[str, Summary]
 ) -> Note | None:
@@ -359,7 +538,7 @@ def _note(
         return Note(name, "date", why)
     if odd := _one_value(kind, facts, counts):
         return Note(name, *odd)
-    if why := _spellings(plan.columns[name].texts, counts):
+    if kind == "category" and (why := _spellings(plan.columns[name].texts, counts)):
         return Note(name, "spelling", why)
     gaps = {
         client: each.missing / summary.rows
@@ -502,8 +681,12 @@ def _cell(column: Described, k: int) -> str:
     elif column.kind == "date":
         value = _day(mean)
     else:
-        value = (f"{mean:.0f}" if 100 <= abs(mean) < 1e15 else f"{mean:.3g}").replace("-", "−")
+        value = _number(mean)
     return f"{value} ({gaps})" if k and (gaps := _gaps(column, k, " missing", 0.005)) else value
+
+
+def _number(mean: float) -> str:
+    return (f"{mean:.0f}" if 100 <= abs(mean) < 1e15 else f"{mean:.3g}").replace("-", "−")
 
 
 def _gaps(column: Described, k: int, word: str = "", least: float = 0.0) -> str:

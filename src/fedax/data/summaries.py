@@ -34,7 +34,9 @@ from fedax.data.cells import (
     same_texts,
     series,
     shown,
+    text_of,
 )
+from fedax.data.spellings import Counted, two_codings
 from fedax.data.transform import Column, Document, Label, Strict, Transform, to_scale
 from fedax.errors import ConfigError, DataError, complete
 from fedax.numbers import check_count
@@ -49,6 +51,11 @@ _FEW = 20  # so many different texts at a client count as categories even if mos
 _HANDFUL = 5  # so many different texts count as categories of a small table even if all of them differ
 _ROWS = 2_000  # rows of a client that are used to measure how well a column alone predicts the label
 _OFTEN = 5  # occurrences of a value that are needed for this; with fewer a prediction would be chance
+_NEAR = (0.0, -1.0)
+_FAR = {32767.0, -32768.0, 65535.0}.union(
+    sign * float(str(digit) * k) for digit in (7, 8, 9) for k in range(1, 7) for sign in (1, -1)
+)
+STAND_INS = _FAR.union(_NEAR)  # numbers that often stand for a missing value
 _CLASSES = 20  # the most different whole numbers of a label that are taken for classes
 
 WORDS = 256  # features of a column of text
@@ -81,6 +88,8 @@ class Facts(Strict):
         truth: ``"words"``: all cells are truth values, some of them as words; ``"digits"``: all are 0 or 1; or ``""``.
         prose: of the words, those with text of four words or more.
         above_zero: whether all numbers are above 0.
+        codes: numbers such as −999 that stand far outside of the rest, in at least 5 rows each, and how often: of a
+            fixed list of numbers that often stand for a missing value, so that no measured value is said.
     """
 
     missing: int = 0
@@ -99,9 +108,13 @@ class Facts(Strict):
     truth: Literal["", "digits", "words"] = ""
     prose: int = 0
     above_zero: bool = False
+    codes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         counts = [self.missing, self.numbers, self.dates, self.words, self.whole, self.different, self.commonest]
+        if not all(number(code) in STAND_INS and times >= _OFTEN for code, times in self.codes.items()):
+            raise DataError("codes have to be numbers that often stand for a missing value, in 5 rows at least")
+        counts += [self.numbers - sum(self.codes.values())]
         counts += [self.marks, self.words - self.marks, self.prose, self.words - self.prose]
         moments = [self.mean, self.m2, self.day, self.day_m2]
         if min(counts) < 0 or max(counts) > 2**53 or min(self.m2, self.day_m2) < 0:
@@ -117,6 +130,17 @@ class Facts(Strict):
     def moments(self, kind: str) -> tuple[int, float, float]:
         """Count, mean and Σ(value − mean)² of the dates, if the column is used as such, or else of the numbers."""
         return (self.dates, self.day, self.day_m2) if kind == "date" else (self.numbers, self.mean, self.m2)
+
+    def without_codes(self) -> tuple[int, float, float]:
+        """Count, mean and Σ(value − mean)² of the numbers without ``codes``."""
+        n, mean, m2 = self.numbers, self.mean, self.m2
+        for code, times in self.codes.items():
+            left = n - times
+            if left <= 0:
+                return 0, 0.0, 0.0
+            rest = mean + (mean - number(code)) * times / left
+            m2, mean, n = max(m2 - times * left / n * (rest - number(code)) ** 2, 0.0), rest, left
+        return n, mean, m2
 
 
 @dataclass(frozen=True)
@@ -282,10 +306,12 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
 
     Returns:
         First, of each column: how many cells are missing, numbers, whole numbers, dates, words, and different; mean and
-        sum of squares of numbers and dates. Then of the columns that the plan takes for categories, and of a label
-        with classes: how often each text occurs, of at most 1000; of numbers and dates, within which power of two of
-        the standard deviation all of them are, below and above the mean, and where some are missing, counts in 256
-        bins; and of each column, how many labels it alone gets right, or how it varies with a label that is a number.
+        sum of squares of numbers and dates; and of a fixed list of numbers that often stand for a missing value, such
+        as −999, those that occur 5 times at least, far outside of the rest. Then of the columns that the plan takes for
+        categories, and of a label with classes: how often each text occurs, of at most 1000; of numbers and dates,
+        within which power of two of the standard deviation all of them are, below and above the mean, and where some
+        are missing, counts in 256 bins; and of each column, how many labels it alone gets right, or how it varies with
+        a label that is a number.
         A client with one row so sends that row's numbers as their mean.
 
     Raises:
@@ -341,7 +367,35 @@ def _facts(column: Cells) -> Facts:
         truth=column.truth,
         prose=column.prose,
         above_zero=bool(len(numbers) and (numbers > 0).all()),
+        codes=_stand_ins(numbers),
     )
+
+
+def _stand_ins(numbers: np.ndarray) -> dict[str, int]:
+    """Numbers that may stand for a missing value, and how often: they occur 5 times at least, far outside of the rest.
+
+    That is as far from the rest as the rest is wide. A height or a pressure of 0 is nearer; so 0 and −1 have to be four
+    standard deviations from the mean of the rest, and one from all of it, and the rest has to be measured: to have
+    more than 20 different values.
+    """
+    found: dict[float, int] = {}
+    rest = numbers
+    while len(rest) and (ends := {float(rest.min()), float(rest.max())} & _FAR):
+        for end in ends:
+            there = rest == end
+            found[end], rest = int(there.sum()), rest[~there]
+    for near in _NEAR:
+        there = rest == near
+        others, times = rest[~there], int(there.sum())
+        if times < _OFTEN or len(others) <= _FEW or others.min() - near < max(others.std(), 1e-300):
+            continue
+        if others.mean() - near >= 4 * others.std() and len(np.unique(others)) > _FEW:
+            found[near], rest = times, others
+    if len(rest) < _FEW:
+        return {}
+    low, high = float(rest.min()), float(rest.max())
+    far = {value for value in found if max(low - value, value - high) >= high - low > 0 or value in _NEAR}
+    return {text_of(value): found[value] for value in sorted(far) if found[value] >= _OFTEN}
 
 
 def _moments(values: np.ndarray) -> tuple[float, float]:
@@ -390,21 +444,33 @@ def _alone(column: Cells, kind: Kind, label: Cells, task: str) -> Alone:
         y = label.numbers[rows]
         (mean, xx), (target, yy) = _moments(x), _moments(y)
         return Alone(len(rows), x=mean, y=target, xx=xx, yy=yy, xy=float(((x - mean) * (y - target)).sum()))
-    classes, y = np.unique(label.codes[rows], return_inverse=True)
+    return Alone(len(rows), *right_alone(x, label.codes[rows], texts))
+
+
+def right_alone(x: np.ndarray, labels: np.ndarray, category: bool) -> tuple[int, int]:
+    """How many labels [n] the most frequent class gets right, and how many the values ``x`` [n] of a column do.
+
+    By the most frequent class of each value that occurs 5 times at least, or, of numbers, by the best threshold.
+
+    Example:
+        >>> right_alone(np.array([1.0, 2, 3, 7, 8, 9]), np.array([0, 0, 0, 1, 1, 1]), category=False)
+        (3, 6)
+    """
+    classes, y = np.unique(labels, return_inverse=True)
     each, codes = np.unique(x, return_inverse=True)
     most = int(np.bincount(y).max())
     right = most
-    if texts or len(each) <= max(_CLASSES, 2 * len(classes)):
+    if category or len(each) <= max(_CLASSES, 2 * len(classes)):
         times = np.bincount(codes * len(classes) + y, minlength=len(each) * len(classes)).reshape(len(each), -1)
         often = times.sum(1) >= _OFTEN
         right = int(times[often].max(1, initial=0).sum() + times[~often].sum(0).max())
-    if not texts and len(classes) <= _CLASSES:
+    if not category and len(classes) <= _CLASSES:
         order = np.argsort(x, kind="stable")
         below = np.cumsum(y[order][:, None] == np.arange(len(classes)), axis=0)  # [rows, classes], up to each row
         at = np.flatnonzero(np.diff(x[order]))
         if len(at):
             right = max(right, int((below[at].max(1) + (below[-1] - below[at]).max(1)).max()))
-    return Alone(len(rows), most, max(right, most))
+    return most, max(right, most)
 
 
 # ---- at the server
@@ -719,7 +785,7 @@ def _task(label: str, facts: Mapping[str, Facts], task: Any) -> Any:
 
 
 @complete
-def fit(plan: Plan, summaries: Summaries) -> Transform:
+def fit(plan: Plan, summaries: Summaries, check_labels: bool = True) -> Transform:
     """The transform, from the clients' second summaries.
 
     Means, variances and counts are those of all rows together, up to rounding. The median is within the standard
@@ -728,10 +794,12 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
     Args:
         plan: as :func:`plan` gave it, and as the clients answered it.
         summaries: one a client, by its name or in a list.
+        check_labels: whether a label that looks coded in two ways is an error.
 
     Raises:
         ConfigError: the plan's ``positive`` is none of two classes.
-        DataError: summaries that do not answer the plan; a label with one class, or too many.
+        DataError: summaries that do not answer the plan; a label with one class, or too many, or coded in two ways, as
+            "yes" and "Yes", or yes and 1.
 
     Example:
         >>> import pandas
@@ -761,11 +829,10 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
         raise DataError("columns: none is left to learn from; all values of each are the same")
     label = None
     if plan.label is not None:
-        names = (
-            class_names(plan.label, [summary.counts[plan.label] for summary in by_client.values()], plan.positive)
-            if classes
-            else None
-        )
+        by_class = {client: summary.counts[plan.label] for client, summary in by_client.items()} if classes else {}
+        if check_labels:
+            check_coding(plan.label, {client: each.by_text for client, each in by_class.items()})
+        names = class_names(plan.label, [*by_class.values()], plan.positive) if classes else None
         label = Label(plan.label, names, plan.texts, plan.target)
     return Transform(tuple(columns), label, dropped)
 
@@ -824,6 +891,14 @@ def _median(planned: Planned, counts: Sequence[Counts]) -> float:
     ends, n = np.cumsum(bins), int(bins.sum())
     middle = np.searchsorted(ends, [(n + 1) // 2, n // 2 + 1])
     return planned.mean + _REACH * planned.std * float((2 * middle.mean() + 1) / BINS - 1)
+
+
+def check_coding(label: str, counts: Counted) -> None:
+    """Raise a DataError if the classes of a label look coded in two ways."""
+    if how := two_codings(counts):
+        way_out = "write them in one way in the files, or go on with each text as a class of its own by check_labels="
+        way_out += "False (data.check_labels=false in a configuration, --no-check-labels of fedax data and deploy)"
+        raise DataError(f"label {shown(label)} looks coded in two ways: {how}; {way_out}")
 
 
 def class_names(label: str, counts: Sequence[Counts], positive: str | None = None) -> tuple[str, ...]:

@@ -36,7 +36,18 @@ from fedax.data.federated import FederatedData
 from fedax.data.formats import parse_json, reading, room
 from fedax.data.overview import Overview, overview
 from fedax.data.pictures import decoded, stacked
-from fedax.data.summaries import Counts, UnreadLabel, class_names, fit, kinds_of, plan, summarize, with_positive
+from fedax.data.rows import notes_of_rows, one_client
+from fedax.data.summaries import (
+    Counts,
+    UnreadLabel,
+    check_coding,
+    class_names,
+    fit,
+    kinds_of,
+    plan,
+    summarize,
+    with_positive,
+)
 from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
 from fedax.files import name_of, regular
@@ -62,6 +73,7 @@ def from_frames(
     positive: str | float | None = None,
     client: str | None = None,
     target: Target = None,
+    check_labels: bool = True,
 ) -> FederatedData:
     """Clients' tables as arrays, with a transform that is fitted as a federation would, from summaries.
 
@@ -77,6 +89,7 @@ def from_frames(
         positive: of two classes, the one that AUC, F1, precision and recall are about; ``y`` is 1 there. Default: the
             one that fewer rows have.
         client: the column that says whose each row is.
+        check_labels: whether a label that looks coded in two ways is an error, as "yes" and "Yes", or yes and 1.
 
     Returns:
         Examples ``x`` float32 [n, features] and ``y``, int32 classes or float32, with the clients' names, the
@@ -99,7 +112,7 @@ def from_frames(
     if _pictures(tables):
         if target is not None:
             raise ConfigError("target", target, "this is for a label that is a number; pictures have classes")
-        return _to_arrays(tables, label, positive)
+        return _to_arrays(tables, label, positive, check_labels)
     if transform is not None:
         given: dict[str, Any] = {"label": label, "columns": columns or None, "task": task, "drop": drop or None}
         given |= {"positive": positive, "target": target}
@@ -126,9 +139,12 @@ def from_frames(
             row = int(np.flatnonzero(np.isnan(cells(column, str(labelled)).numbers))[0])
             raise DataError(f"{error}; row {row} is {shown(column.iloc[row])}") from None
         second = {name: _naming_client(name, summarize, table, column_plan) for name, table in tables.items()}
-        fitted, columns_seen = fit(column_plan, second), overview(column_plan, first, second)
-        columns_seen = _with_words(columns_seen, fitted, tables)
+        fitted = fit(column_plan, second, check_labels)
     arrays = {name: _naming_client(name, fitted, table) for name, table in tables.items()}
+    if transform is None:
+        alone = [one_client(next(iter(first.values())), str(labelled))] if len(first) == 1 else []
+        columns_seen = overview(column_plan, first, second, [*alone, *notes_of_rows(arrays, fitted)])
+        columns_seen = _with_words(columns_seen, fitted, tables)
     return FederatedData.from_clients(arrays, transform=fitted, overview=columns_seen)
 
 
@@ -195,6 +211,7 @@ def from_csv(
     drop: Sequence[str] = (),
     positive: str | float | None = None,
     target: Target = None,
+    check_labels: bool = True,
 ) -> FederatedData:
     """Clients' CSV files: one client a file, named by it, or by a column that says whose each row is.
 
@@ -216,6 +233,7 @@ def from_csv(
         transform: one that was fitted before, or its file: new rows become the same numbers.
         drop: columns that are left out.
         positive: as of :func:`fedax.data.from_frames`.
+        check_labels: whether a label that looks coded in two ways is an error.
 
     Returns:
         As of :func:`fedax.data.from_frames`.
@@ -245,7 +263,7 @@ def from_csv(
 
     frames = _by_client(files, "csv", client, read)
     options = (columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive)
-    data = from_frames(frames, label, *options, target=target)
+    data = from_frames(frames, label, *options, target=target, check_labels=check_labels)
     if data.overview is not None:
         data.overview = dataclasses.replace(data.overview, read=written)
     return data
@@ -300,6 +318,7 @@ def from_parquet(
     drop: Sequence[str] = (),
     positive: str | float | None = None,
     target: Target = None,
+    check_labels: bool = True,
 ) -> FederatedData:
     """Clients' Parquet files, read as :func:`fedax.data.from_csv` reads CSV files.
 
@@ -308,7 +327,7 @@ def from_parquet(
 
     Args:
         files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive,
-            target:
+            target, check_labels:
             as of :func:`fedax.data.from_csv`.
         size: (height, width) that pictures get; default: that which all have.
 
@@ -325,7 +344,7 @@ def from_parquet(
         files, "parquet", client, lambda path: _arrow_to_pandas(_read_parquet(path), path, chosen, size)
     )
     options = (columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive)
-    return from_frames(frames, label, *options, target=target)
+    return from_frames(frames, label, *options, target=target, check_labels=check_labels)
 
 
 @complete
@@ -343,6 +362,7 @@ def from_arrow(
     drop: Sequence[str] = (),
     positive: str | float | None = None,
     target: Target = None,
+    check_labels: bool = True,
 ) -> FederatedData:
     """Arrow files as Hugging Face's ``save_to_disk`` and ``flwr-datasets create`` write them.
 
@@ -352,7 +372,7 @@ def from_arrow(
         folders: one data set's folder, with ``*.arrow`` in it, and ``client`` the column that says whose each row is;
             or a folder of such folders, or a list of them, each of which is a client, called by its folder's name.
         label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform, drop, positive,
-            target: as of :func:`fedax.data.from_parquet`.
+            target, check_labels: as of :func:`fedax.data.from_parquet`.
 
     Raises:
         ConfigError, DataError: as of :func:`fedax.data.from_csv`.
@@ -382,7 +402,7 @@ def from_arrow(
         frames[name] = parts
     tables = _divided({name: _concatenated(name, parts) for name, parts in frames.items()}, client)
     options = (columns, task, scale, max_categories, drop_missing_labels, transform, drop, positive)
-    return from_frames(tables, label, *options, target=target)
+    return from_frames(tables, label, *options, target=target, check_labels=check_labels)
 
 
 def _pictures(frames: Mapping[str, Any]) -> list[str]:
@@ -392,7 +412,7 @@ def _pictures(frames: Mapping[str, Any]) -> list[str]:
     return [name for name in objects if getattr(first[name].iat[0], "ndim", 0) == 3]
 
 
-def _to_arrays(frames: dict[str, Any], label: str | None, positive: Any) -> FederatedData:
+def _to_arrays(frames: dict[str, Any], label: str | None, positive: Any, check_labels: bool) -> FederatedData:
     """The pictures and their labels as arrays."""
     first, pictures = next(iter(frames.values())), _pictures(frames)
     if len(pictures) > 1:
@@ -407,9 +427,13 @@ def _to_arrays(frames: dict[str, Any], label: str | None, positive: Any) -> Fede
         if column.missing.any():
             raise DataError(f"{name}: label {shown(label)}, row {np.flatnonzero(column.missing)[0]} is missing")
     known = first[label].dtype.categories.tolist() if hasattr(first[label].dtype, "categories") else None
-    counts = Counter[str]()
-    for texts, codes in (column.texts for column in labels.values()):
-        counts.update(dict(zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True)))
+    by_client: dict[str, Counter[str]] = {}
+    for name, (texts, codes) in ((name, column.texts) for name, column in labels.items()):
+        of_each = np.bincount(codes, minlength=len(texts)).tolist()
+        by_client[name] = Counter(dict(zip(texts, of_each, strict=True)))
+    if check_labels:
+        check_coding(label, by_client)
+    counts = sum(by_client.values(), Counter[str]())
     positive = None if positive is None else str(positive)
     classes = with_positive(label, known, counts, positive) if known else class_names(label, [Counts(counts)], positive)
     place = {text: k for k, text in enumerate(classes)}

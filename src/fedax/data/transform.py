@@ -30,9 +30,9 @@ class Strict:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
-_LATER: dict[str, Any] = {"texts": "numeric", "marks": 0, "odd": False, "truth": "", "unread": (), "read": {}}
-_LATER |= {"positive": None}
-_LATER |= {"prose": 0, "hashed": 0, "above_zero": False, "target": None}
+_LATER: dict[str, Any] = {"texts": "numeric", "marks": 0, "odd": False, "truth": "", "unread": (), "read": {},
+                          "positive": None, "prose": 0, "hashed": 0, "above_zero": False, "target": None,
+                          "codes": {}, "classes": {}}  # fmt: skip
 
 
 def _without_later(fields: list[tuple[str, Any]]) -> dict[str, Any]:

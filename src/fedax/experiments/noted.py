@@ -1,15 +1,20 @@
-"""Notes on odd columns of a run's tables, with the option that leaves each one out."""
+"""What a run used of its tables, notes on what is odd there and in its results, and the options that change it."""
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from fedax.columns import describe, show
 from fedax.data import Overview
 from fedax.experiments.config.sections import PYTHON
 from fedax.experiments.runs import Record
+from fedax.experiments.summary import ProblemResults, metrics
 
 _READERS = ("csv", "parquet", "arrow", "heart")
+_TOO_GOOD = {f"{part}_{name}": least for part in ("test", "val") for name, least in (("auc", 0.999), ("accuracy", 1.0))}
 
 
 def overview_of(record: Record) -> Overview | None:
@@ -18,18 +23,49 @@ def overview_of(record: Record) -> Overview | None:
     return None if about is None else Overview.from_json(about)
 
 
-def lines(config: Mapping[str, Any], overview: Overview | None) -> list[str]:
-    """A line for each column that looks odd, with the option that leaves it out if there is one."""
+def lines(config: Mapping[str, Any], overview: Overview | None, most: int = 12) -> list[str]:
+    """A line for each column that looks odd, with the option that leaves it out; of more than ``most`` alike, one."""
     if overview is None:
         return []
     name, dropped = config["data"]["name"], config["data"].get("drop") or ()
     if name in _READERS:  # one list, because a second --set of the same key would replace the first
-        return overview.lines(lambda column: _setting([*dropped, column]))
+        return overview.lines(lambda column: _setting([*dropped, column]), most)
     if name == PYTHON:
-        return overview.lines()
+        return overview.lines(most=most)
     if name == "nodes":
-        return overview.lines(lambda column: f"fedax deploy tables … --drop {shlex.quote(column)}")
-    return overview.lines(None)
+        return overview.lines(lambda column: f"fedax deploy tables … --drop {shlex.quote(column)}", most)
+    return overview.lines(None, most)
+
+
+_LINES = 12  # of a screen
+
+
+def brief(config: Mapping[str, Any], overview: Overview | None) -> list[str]:
+    """What will be used, and the most serious notes: 12 lines at most."""
+    if overview is None:
+        return []
+    about = overview.about()
+    notes = [f"note: {line}" for line in lines(config, overview, most=3)]
+    left = _LINES - len(about)
+    if len(notes) > left:
+        notes = [*notes[: left - 1], f"and {len(notes) - left + 1} notes more, which the report shows"]
+    return about + notes
+
+
+def too_good(problem: ProblemResults) -> list[str]:
+    """A sentence where a method is better on held-out examples than real data let it be; none where none is.
+
+    An AUC of 0.999 or an accuracy of 1 is mostly a column that is known only after the label, or rows that stand in
+    training and in test.
+    """
+    for column, least in _TOO_GOOD.items():
+        methods = [m for m in (problem.best, *problem.methods) if m is not None and column in metrics([m])]
+        found = {m.label: float(np.mean(m.final(column))) for m in methods if m.final(column).size}
+        if good := [label for label, value in found.items() if value >= least]:
+            what = f"{good[0]}: {describe(column).label} {show(column, found[good[0]])}"
+            look = "look for a column that is known only after the label, and for rows that are in training and in test"
+            return [f"Too good to be true? {what}; {look}."]
+    return []
 
 
 def _setting(columns: Sequence[str]) -> str:

@@ -270,6 +270,7 @@ def agree(
     nodes: int | None = None,
     timeout: float = 600.0,
     say: Callable[[str], None] = print,
+    check_labels: bool = True,
 ) -> Transform:
     """Fit one transform for the tables at all nodes, and give it to all of them.
 
@@ -284,6 +285,7 @@ def agree(
         nodes: how many nodes to wait for; ``None``: those that are there.
         timeout: seconds to wait for nodes, and for the answer of each; owners who look may take longer.
         say: is called with lines for people.
+        check_labels: whether a label that looks coded in two ways is an error.
 
     Raises:
         NodeError: too few nodes; one of another version, without a table, or with the name of another; one that cannot
@@ -299,7 +301,7 @@ def agree(
     plan = planned(first)
     keep("plan", None, plan)
     second = _summaries(ask({"kind": "summarize", "plan": plan.to_json()}), keep, "second")
-    transform = fit(plan, second)
+    transform = fit(plan, second, check_labels)
     for name, about in ask({"kind": "prepare", "transform": transform.to_json()}).items():
         if about.get("digest") != transform.digest:
             raise NodeError(f"client {name!r}: it took another transform than was sent; its fedax may be another")

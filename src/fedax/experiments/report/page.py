@@ -156,7 +156,7 @@ def _facts(records: Sequence[Record]) -> dict[str, str]:
 def _conclusion(records: Sequence[Record], problems: Sequence[ProblemResults]) -> list[str]:
     """Sentences: the best method of each problem, and the verdicts of diagnoses."""
     if len(problems) == 1:
-        sentences = summary.verdict(problems[0]) + summary.spending(problems[0])
+        sentences = summary.verdict(problems[0]) + noted.too_good(problems[0]) + summary.spending(problems[0])
     else:
         differ = ", ".join(problems[0].differs)
         sentences = [
@@ -190,7 +190,7 @@ def _problem_name(problem: ProblemResults) -> str:
 def _results(problem: ProblemResults, aim: Target | None, k: int, problems: Sequence[ProblemResults]) -> str:
     several = len(problems) > 1
     title = f"Final figures, problem {k + 1}: {_problem_name(problem)}" if several else "Final figures"
-    sentences = summary.verdict(problem) + summary.spending(problem)
+    sentences = summary.verdict(problem) + noted.too_good(problem) + summary.spending(problem)
     verdict = f'<div class="verdict">{_paragraphs(sentences)}</div>' if several else ""
     swept = any("sweep" in record.config for record in problem.records)
     note = "Of a sweep, the best point of each method. " if swept else ""
@@ -466,6 +466,10 @@ def _columns(record: Record) -> str:
     overview = noted.overview_of(record)
     if overview is None:
         return ""
+    shape = f'<p class="note">{html.escape(overview.about()[0])}.</p>'
+    if overview.classes:
+        names, counts = overview.by_class()
+        shape += table_of_texts(["Class", "Rows", *names[2:]], counts)
     note = "What the columns of the tables are used as, in how many rows each is missing, and the mean of its numbers "
     note += "or its commonest value: of all rows, and at each client. " + " ".join(overview.shortened())
     heads, rows = overview.table()
@@ -477,9 +481,9 @@ def _columns(record: Record) -> str:
     if overview.dropped:
         left_out = [f"{name}: {why}" for name, why in overview.dropped.items()]
         text += f"<details><summary>{len(left_out)} columns are left out</summary>{_list(left_out)}</details>"
-    if notes := noted.lines(record.config, overview):
-        text = f"{_list(notes, 'To look at')}{text}"
-    return f'<p class="note">{html.escape(note)}</p>{text}'
+    notes = noted.lines(record.config, overview)
+    looked_at = _list(notes, "To look at") if notes else ""
+    return f'{shape}{looked_at}<p class="note gap">{html.escape(note)}</p>{text}'
 
 
 # ---- clients
