@@ -136,6 +136,7 @@ def _training(record: Record, method: summary.Method) -> list[str]:
         outlook = (record.about.get("privacy") or {}).get(method.label, {})
         lines.append(f"Privacy spent: ε = {show('epsilon', method.epsilon)} at δ = {method.delta:g}, of one run.")
         lines.append(guaranteed(outlook["relation"], outlook["accountant"]) if outlook else "")
+        lines += summary.weaknesses(record)
         lines.append(summary.NOT_PRIVATE if record.config["privacy"].get("noise_seed") is not None else "")
     return [*map(_item, filter(None, lines))]
 

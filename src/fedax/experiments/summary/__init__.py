@@ -28,6 +28,7 @@ from fedax.experiments.summary.words import (
     legend,
     spending,
     verdict,
+    weaknesses,
     with_spread,
 )
 
@@ -35,5 +36,5 @@ __all__ = [
     "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "axes", "axes_of", "axis", "costs_of",
     "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "legend", "methods", "metrics",
     "order", "over", "problems", "short", "spending", "spread", "table_order", "telling", "thousands", "varied",
-    "verdict", "wide", "with_spread",
+    "verdict", "weaknesses", "wide", "with_spread",
 ]  # fmt: skip
