@@ -94,7 +94,7 @@ def by_proxy(address: str) -> str:
     host = split(address)[0]
     proxies = urllib.request.getproxies_environment()
     scheme = next((scheme for scheme in ("https", "all") if proxies.get(scheme)), None)
-    if scheme is None or urllib.request.proxy_bypass_environment(host, proxies):
+    if scheme is None or urllib.request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]
         return ""
     names = [name for name in os.environ if name.lower() == f"{scheme}_proxy"]
     return f", by the proxy that the variable {min(names, key=str.isupper)} names; no_proxy={host} leaves it out"
