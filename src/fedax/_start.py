@@ -67,6 +67,20 @@ def keep_compiled() -> None:
         os.environ.setdefault(name, value)
 
 
+def reach_directly(*hosts: str) -> None:
+    """Let no proxy of the environment stand before this machine, or before these addresses of its own.
+
+    It is for this process and those that it starts, Flower's and JAX's among them.
+    """
+    if not any(name.lower().endswith("_proxy") for name in os.environ):
+        return
+    known = os.environ.get("no_proxy", os.environ.get("NO_PROXY", "")).replace(" ", "").split(",")
+    if "*" not in known:  # in small letters, which count for all libraries
+        os.environ["no_proxy"] = ",".join(
+            dict.fromkeys(filter(None, [*known, "127.0.0.1", "localhost", "::1", *hosts]))
+        )
+
+
 def share_gpu() -> None:
     """Let this process and its children allocate a GPU's memory as needed, if JAX has not started.
 

@@ -3,6 +3,7 @@
 import math
 import numbers
 import os
+import sys
 from typing import Any
 
 import jax
@@ -173,5 +174,8 @@ def check_room(size: int, /, **asked: int) -> None:
 
 
 def host_bytes() -> int:
-    """The machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """The machine's memory; where the system does not say it, no bound."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return sys.maxsize

@@ -264,3 +264,9 @@ def test_a_run_that_stopped_early_is_finished_and_is_not_run_again(config, tmp_p
     assert seen == [None]
     write_report([read(folder)], folder / "again.html")
     assert "After at most 30 rounds" in (folder / "again.html").read_text()
+
+
+def test_names_of_clients_that_look_missing_are_names(tmp_path):
+    table = ClientTable(["NA", "nan", "None"], np.array([1, 2, 3]), {"loss": np.array([0.5, 0.25, 1.0])})
+    write_table(tmp_path / "clients.csv", table)
+    assert read_table(tmp_path / "clients.csv").names == ["NA", "nan", "None"]

@@ -4,6 +4,7 @@ import html
 import json
 import math
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fedax.engine.checkpoint import _check_figures
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, execute, new_folder, plan, read, runs, summary, tables, tune
 from fedax.experiments.report import render
+from fedax.experiments.report.public import public, to_html
 from fedax.experiments.runs.folder import sealed_row
 
 pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
@@ -202,3 +204,26 @@ def test_a_folder_keeps_its_secret(tmp_path):
         "Not private: the noise was made of a number" in render([record]) and not (record.folder / "noise.key").exists()
     )
     assert summary.NOT_PRIVATE in summary.spending(summary.problems([record])[0])  # what the command prints, too
+
+
+def test_a_delta_that_one_client_satisfies_is_warned_of(tmp_path):
+    config = {
+        "name": "weak",
+        "data": {"name": "digits", "clients": 20, "partition": "iid", "weights": "uniform"},
+        "participation": {"kind": "poisson", "rate": 0.1},
+        "privacy": {"clip": 0.5, "noise": 2.0, "delta": 0.1},
+        "run": {"rounds": 1},
+        "methods": [{"name": "fedavg", "lr": 0.1}],
+    }
+    with pytest.warns(UserWarning, match=r"privacy\.delta = 0\.1 .*1/clients = 0\.05"):
+        record = execute(build(config), new_folder(tmp_path / "weak", "weak"), drawn=False)
+    text = " ".join(summary.spending(summary.problems([record])[0]))
+    assert "Delta = 0.1 is not below 1/clients = 0.05" in text and "epsilon = 0 does not say" in text
+    assert "is not below 1/clients = 0.05" in render([record])
+    assert "is not below 1/clients = 0.05" in to_html(public(record))
+    config["privacy"]["delta"] = 0.01
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "the run ended worse")
+        record = execute(build(config), new_folder(tmp_path / "good", "good"), drawn=False)
+    assert summary.weaknesses(record) == []

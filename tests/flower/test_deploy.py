@@ -9,6 +9,8 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -22,16 +24,19 @@ pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
 
 import httpx
 import safetensors.numpy
+from flwr.proto.control_pb2 import ListRunsRequest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 import fedax
+from fedax import _start
 from fedax.columns import COSTS, EXCLUSIONS, TIME, TRAFFIC
 from fedax.data import FederatedData
 from fedax.engine import secret
 from fedax.engine.places.nodes import heads_of
 from fedax.engine.places.remote import Remote
+from fedax.errors import NodeError
 from fedax.experiments import read, runner
-from fedax.flower import certificates, records, transport
+from fedax.flower import calls, certificates, processes, records, status, transport
 from tests import long
 from tests.experiments import run_cli
 
@@ -457,6 +462,61 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     two = {"x": np.zeros((4, 2), np.float32), "y": np.arange(4)}
     FederatedData.from_clients([two, two]).save(tmp_path / "two")
     return tmp_path
+
+
+def test_no_proxy_stands_before_this_machine(tmp_path):
+    """A deployment on this machine, with all variables that name one."""
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    proxies = dict.fromkeys(["https_proxy", "http_proxy", "ALL_PROXY", "grpc_proxy"], "http://127.0.0.1:9")
+    command = [sys.executable, "-m", "fedax", "deploy", "local", "tiny.toml", "--nodes=2", "--set=run.rounds=1"]
+    ended = subprocess.run(command, env=os.environ | proxies, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_an_error_names_the_variable_of_a_proxy(monkeypatch):
+    for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    assert calls.by_proxy("fed.example.org:9443") == ""
+    monkeypatch.setenv("ALL_PROXY", "http://user:word@127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(NodeError, match=r"ALL_PROXY names; no_proxy=fed\.example\.org") as error:
+        client = calls.control("fed.example.org:9443", None, "", 0.0)
+        client.ListRuns(ListRunsRequest(limit=1))
+    assert "word" not in str(error.value)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    assert "https_proxy" in calls.by_proxy("fed.example.org:9443") and calls.by_proxy("127.0.0.1:1") == ""
+
+
+def test_what_is_kept_of_no_proxy(monkeypatch):
+    monkeypatch.setattr(os, "environ", environment := {"HOME": "/"})
+    _start.reach_directly()
+    assert environment == {"HOME": "/"}
+    environment["NO_PROXY"] = "a.example, localhost"
+    _start.reach_directly("192.168.1.7")
+    assert environment["no_proxy"] == "a.example,localhost,127.0.0.1,::1,192.168.1.7"
+    environment["no_proxy"] = "*"
+    _start.reach_directly()
+    assert environment["no_proxy"] == "*"
+
+
+@pytest.mark.parametrize(
+    ("bind", "reached"), [("::1", "::1"), (None, "::1"), (None, "127.0.0.1"), ("127.0.0.1", "127.0.0.1")]
+)
+def test_a_link_listens_at_addresses_of_ipv6_too(bind, reached, tmp_path):
+    if ":" in reached and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    port = processes.free_port()
+    command = [sys.executable, "-m", "fedax.flower.link", *processes.options(folder=tmp_path / "link", port=port)]
+    command += [] if bind is None else [f"--bind={bind}"]
+    address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as link:
+        try:
+            assert "the link is ready" in link.stdout.readline()
+            assert certificates.connection_problem(address, tmp_path / "link" / "ca.pem") is None
+            certificates.make_node_key(tmp_path / "key")
+            assert status.registered(address, tmp_path / "link") == []
+        finally:
+            link.terminate()
 
 
 NODE = ["deploy", "node", "--link", "localhost:9443", "--key", "key"]

@@ -330,7 +330,7 @@ def test_the_command_says_what_a_noise_spends():
     spent = Ledger(5.0, 1000, cohort=100).epsilon(1, 0.01)
     assert f"{spent:.4g} at delta 0.01, after 1 round\n" in re.sub(" +\n", "\n", result.stdout)
     assert "replace a client" in result.stdout and "0.05 in each number, in a mean over 100" in result.stdout
-    assert "more than 1/clients = 0.001" in result.stdout
+    assert "not below 1/clients = 0.001" in result.stdout
     result = command("--noise", 5, *RUN, "--apart", 8, "--exchanges", 2, "--warmup", 1, "--clip", 1)
     spent = Ledger(5.0, 1000, apart=8, exchanges=2, warmup=1).epsilon(100, DELTA)
     assert f"{spent:.4g} at delta 1e-06, after 100 rounds" in result.stdout

@@ -64,6 +64,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "sweep": train.sweep,
     "study": train.study,
     "predict": read.predict,
+    "export": read.export,
     "diagnose": read.diagnose,
     "check": lookup.check,
     "list": lookup.list_,

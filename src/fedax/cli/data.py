@@ -58,7 +58,7 @@ def check(
     files: Annotated[
         list[pathlib.Path],
         typer.Argument(
-            help="The tables: .csv or .parquet files, or a folder of them or of .arrow.", show_default=False
+            help="The tables: .csv, .xlsx or .parquet files, or a folder of them or of .arrow.", show_default=False
         ),
     ],
     label: Label,
@@ -69,9 +69,7 @@ def check(
     drop: Drop = None,
     column: Columns = None,
     task: TaskKind = None,
-    positive: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="Of two classes the one to find.", show_default="the rarer")
-    ] = None,
+    positive: Positive = None,
     drop_missing_labels: WithLabels = False,
     decimal: Decimal = None,
     encoding: Encoding = None,
@@ -90,42 +88,28 @@ def check(
     """
     from fedax.data import from_arrow, from_csv, from_parquet
     from fedax.data.cells import shown
+    from fedax.data.paths import data_at
     from fedax.errors import ConfigError
 
-    given: dict[str, Any] = {
-        "label": label, "client": client, "columns": kinds(column), "task": task, "drop": drop or (),
-        "drop_missing_labels": drop_missing_labels, "check_labels": False,
-    }  # fmt: skip
-    kind = kind_of(files)
-    for name, value in (("decimal", decimal), ("encoding", encoding)):
-        if value is not None and kind != "csv":
-            raise ConfigError(name, value, "this goes with .csv files")
-    given |= {"decimal": decimal, "encoding": encoding} if kind == "csv" else {}
     readers: dict[str, Callable[..., Any]] = {"csv": from_csv, "parquet": from_parquet, "arrow": from_arrow}
-    data = readers[kind]([str(file) for file in files] if len(files) > 1 else str(files[0]), **given)
-    classes = data.transform.classes or ()
-    if positive is not None and positive not in classes:
-        raise ConfigError("positive", positive, f"this is no class; there are: {', '.join(map(shown, classes))}")
+    where = data_at([str(file) for file in files])
+    if (name := where.pop("name")) not in readers:
+        raise ConfigError("files", str(files[0]), "these are no tables; there is nothing to check")
+    written = {"decimal": decimal, "encoding": encoding}
+    for option, value in written.items():
+        if value is not None and name != "csv":
+            raise ConfigError(option, value, "this goes with .csv files")
+    data = readers[name](
+        *where.values(), label, client, kinds(column), task, drop=drop or (), positive=positive,
+        drop_missing_labels=drop_missing_labels, check_labels=False, **(written if name == "csv" else {}),
+    )  # fmt: skip
+    assert data.transform is not None and data.transform.label is not None
     if data.overview is None:
-        return echo(f"{data}: pictures, with the classes {', '.join(map(shown, classes))}")
+        classes = ", ".join(map(shown, data.transform.classes or ()))
+        return echo(f"{data}: pictures, with the classes {classes}")
     show(data.overview)
-    rows = {name: counts[0] for name, counts in data.overview.classes.items()}
-    if positive is not None or len(rows) == 2:
-        echo(f"positive class: {shown(positive or min(rows, key=lambda name: rows[name]))}")
-
-
-def kind_of(files: Sequence[pathlib.Path]) -> str:
-    """``"csv"``, ``"parquet"`` or ``"arrow"``, by the endings of these files, or of those in the first folder."""
-    from fedax.errors import ConfigError
-
-    first = files[0]
-    inside = (
-        [path.name.lower() for path in first.rglob("*")] if first.is_dir() else [file.name.lower() for file in files]
-    )
-    for kind in ("csv", "parquet", "arrow"):
-        if any(name.removesuffix(".gz").endswith(f".{kind}") for name in inside):
-            return kind
-    raise ConfigError("files", str(first), "give .csv or .parquet files, or a folder with such, or with .arrow files")
+    if data.transform.label.positive is not None:
+        echo(f"positive class: {shown(data.transform.label.positive)}")
 
 
 def summarize(

@@ -102,7 +102,9 @@ def deploy_link(
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port that nodes reach.")] = 9443,
-    bind: Annotated[str, typer.Option(help="The address of this machine to listen at.")] = "0.0.0.0",
+    bind: Annotated[
+        str | None, typer.Option(help="The address of this machine to listen at.", show_default="all")
+    ] = None,
     connections: Annotated[int, typer.Option(min=1, help="How many connections there may be at a time.")] = 512,
     connections_each: Annotated[int, typer.Option(min=1, help="The same, from one address.")] = 128,
     log_level: LogLevel = "warning",

@@ -39,7 +39,8 @@ def listen() -> None:
             signal.signal(number, terminate)
     # Python's signal handlers wait until a compiled program returns; a thread that reads this pipe does not.
     read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
+    if hasattr(os, "set_blocking"):  # Python 3.11 on Windows has none of pipes
+        os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     threading.Thread(target=_end_at_second, args=(read_end,), daemon=True).start()
 

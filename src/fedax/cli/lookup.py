@@ -176,6 +176,7 @@ def privacy(
     from fedax.errors import ConfigError
     from fedax.numbers import check_number
     from fedax.privacy import Ledger, noise_for
+    from fedax.privacy.accounting import weakness
 
     if (epsilon is None) == (noise is None):
         raise ConfigError("epsilon", epsilon, "give either --epsilon, a budget, or --noise")
@@ -208,8 +209,8 @@ def privacy(
     console.print(two_columns(lines))
     table = {f"{count:6}": f"{value:#.4g}".rstrip(".") for count, value in spent.items()}
     console.print(two_columns({"\nRounds": "\nEpsilon"} | table))
-    if delta * clients > 1:
-        echo(f"delta is more than 1/clients = {1 / clients:.2g}: to publish one client's data would satisfy it")
+    if weak := weakness(delta, clients):
+        echo(weak)
 
 
 def _rounded_up(noise: float) -> float:

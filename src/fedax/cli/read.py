@@ -69,6 +69,49 @@ def predict(
         echo(f"The rows have labels{scale}: {', '.join(texts)}")
 
 
+class Form(enum.StrEnum):
+    """The forms of ``fedax export``."""
+
+    numpy = "numpy"
+    sklearn = "sklearn"
+    onnx = "onnx"
+
+
+def export(
+    model: Annotated[
+        pathlib.Path, typer.Argument(help="A model: *.safetensors, as in a run folder's models.", show_default=False)
+    ],
+    to: Annotated[Form, typer.Option(help="What predicts there.", show_default=False)],
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="The folder to make; has to be new.", show_default="MODEL-FORM")
+    ] = None,
+) -> None:
+    """Export a model to where it is used: a folder that predicts without fedax and JAX.
+
+    \b
+    The folder has
+      model.py        python model.py new.csv prints what fedax predict writes; in
+                      Python: from model import predict, predict_proba. It needs NumPy.
+      cells.py        how cells of tables are read: the same as in training
+      MODEL_CARD.md   data, method, privacy, figures with intervals, and limits
+      and the model   weights.npz; an estimator of scikit-learn, model.joblib; or
+                      model.onnx, which needs pip install 'fedax[onnx]' to be made
+
+    Linear, logistic and softmax regression and multilayer perceptrons are exported.
+
+    \b
+    Examples:
+      fedax export runs/hospitals-1/models/fednova-seed0.safetensors --to numpy
+      fedax export runs/hospitals-1/models/fednova-seed0.safetensors --to onnx --out shipped
+
+    Exit code 2: an error, such as a model that cannot be exported. Exit code 70: a defect of
+    fedax; the last line says where its traceback is.
+    """
+    from fedax.experiments.exported import export
+
+    echo(f"{export(model, to.value, out)}: model.py predicts, MODEL_CARD.md says what the model is")
+
+
 def diagnose(
     source: Annotated[
         str, typer.Argument(help="Run folder; or a configuration: a TOML file, or a recipe.", show_default=False)

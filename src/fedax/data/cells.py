@@ -266,6 +266,18 @@ def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
     return _of_values(list(values), codes, name, texts)
 
 
+def cells_of(values: Sequence[Any], name: str, texts: Texts = "numeric") -> Cells:
+    """:func:`cells` of Python's own values, without pandas; ``None`` and NaN are missing.
+
+    Example:
+        >>> cells_of(["1.5", 2, None, "old"], "age").numbers.tolist()
+        [1.5, 2.0, nan, nan]
+    """
+    there = [not (value is None or type(value).__name__ == "NAType" or value != value) for value in values]
+    codes = np.where(np.array(there, bool), np.arange(len(there)), -1)
+    return _of_values([value if known else "" for value, known in zip(values, there, strict=True)], codes, name, texts)
+
+
 def _with_words(column: Any, name: str, texts: Texts) -> Cells:
     """From a :class:`fedax.data.mixed.NumbersAndWords`."""
     import pandas

@@ -5,6 +5,7 @@ The noise itself is in :mod:`fedax.wire.privacy`, the accounting in :mod:`fedax.
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
@@ -135,6 +136,10 @@ def check(
     if adaptive is not None and adaptive.noise is None and not n * sampling.chance / 10 > dp.noise:
         way_out = f"cohorts of {n * sampling.chance:g} clients are too small for the default; give one above {dp.noise}"
         raise ConfigError("privacy.adaptive.noise", None, way_out)
+    from fedax.privacy.accounting import weakness
+
+    if weak := weakness(dp.delta, n):
+        warnings.warn(f"privacy.{weak}", UserWarning, stacklevel=1)  # which is shown once, however many runs there are
 
 
 def numbers_of(dp: DP, forms: tuple[list[ExchangeForm], list[ExchangeForm]]) -> int:

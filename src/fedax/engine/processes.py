@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedax._start import reach_directly
 from fedax.contract.types import Tree, Unknown
 from fedax.errors import ConfigError, ProcessError
 from fedax.programs import compiled
@@ -67,6 +68,7 @@ def connect(coordinator: str | None = None, number: int | None = None, index: in
 
 
 def _initialize(coordinator: str | None, number: int | None, index: int | None) -> None:
+    reach_directly()
     try:
         jax.distributed.initialize(coordinator, number, index, heartbeat_timeout_seconds=_HEARTBEAT)
     except ValueError:  # JAX asks mpi4py only if it is told to

@@ -6,6 +6,7 @@ Nothing outside this package imports ``flwr``, and this module does not either.
 import importlib.metadata
 import os
 
+from fedax._start import reach_directly
 from fedax.errors import ConfigError
 
 VERSION = "1.41.0"
@@ -13,6 +14,7 @@ VERSION = "1.41.0"
 # Before flwr is imported anywhere: it reports its use to its makers, and looks for updates, unless told not to.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+reach_directly()
 
 
 def require() -> None:

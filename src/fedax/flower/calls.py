@@ -1,6 +1,8 @@
 """Calls to Flower's HTTP APIs: authentication by the link's secret, retries and error messages."""
 
+import os
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +20,7 @@ from flwr.supercore.protobuf.client import (
 
 from fedax.errors import ConfigError, NodeError
 from fedax.files import check_private
-from fedax.flower.certificates import Trust
+from fedax.flower.certificates import Trust, split
 
 Client = TypeVar("Client", bound=ProtobufClient)
 
@@ -67,7 +69,9 @@ class Retries:
                     raise NodeError(refusal(self.address, error)) from error
                 reason = str(error)
             if time.monotonic() >= until:
-                raise NodeError(f"the link at {self.address} cannot be reached ({reason}); {RESUME}")
+                raise NodeError(
+                    f"the link at {self.address} cannot be reached ({reason}{by_proxy(self.address)}); {RESUME}"
+                )
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
@@ -83,6 +87,17 @@ def secret_of(folder: Path) -> str:
             raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
     check_private(folder / "secret", "secret")
     return (folder / "secret").read_text().strip()
+
+
+def by_proxy(address: str) -> str:
+    """That requests to a link take a proxy, with the variable that says so and the way out; empty: they do not."""
+    host = split(address)[0]
+    proxies = urllib.request.getproxies_environment()
+    scheme = next((scheme for scheme in ("https", "all") if proxies.get(scheme)), None)
+    if scheme is None or urllib.request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]
+        return ""
+    names = [name for name in os.environ if name.lower() == f"{scheme}_proxy"]
+    return f", by the proxy that the variable {min(names, key=str.isupper)} names; no_proxy={host} leaves it out"
 
 
 def refusal(address: str, error: httpx.HTTPStatusError) -> str:

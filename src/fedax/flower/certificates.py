@@ -256,6 +256,8 @@ def split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError("link", address, "give HOST:PORT, such as hospital.example:9443")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ConfigError("link", address, "give an address of IPv6 in brackets, such as [::1]:9443")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -38,13 +38,34 @@ class Limits(NamedTuple):
     largest: int = LARGEST
 
 
+def family(host: str) -> socket.AddressFamily:
+    """The kind of sockets for an address of this machine, or a name of it.
+
+    Example:
+        >>> family("::1").name, family("127.0.0.1").name
+        ('AF_INET6', 'AF_INET')
+    """
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def everywhere() -> str:
+    """The address that stands for all of this machine: those of IPv6 and IPv4, or of IPv4 where it has no others."""
+    try:
+        socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True).close()
+    except (OSError, ValueError):
+        return "0.0.0.0"
+    return "::"
+
+
 class Listener(socket.socket):
     """A listening socket that accepts no more connections than the limits allow."""
 
     def __init__(self, address: tuple[str, int], limits: Limits):
-        super().__init__(socket.AF_INET, socket.SOCK_STREAM)
+        super().__init__(family(address[0]), socket.SOCK_STREAM)
         self.limits, self.taken = limits, collections.Counter[str]()
         self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address[0] == "::":
+            self.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         self.bind(address)
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -52,15 +73,15 @@ class Listener(socket.socket):
         while True:
             number, address = self._accept()  # type: ignore[attr-defined]
             if self.taken.total() < self.limits.total and self.taken[address[0]] < self.limits.each:
-                return _CountedConnection(self.taken, address[0], number), address
+                return _CountedConnection(self.taken, address[0], number, self.family), address
             socket.close(number)
 
 
 class _CountedConnection(socket.socket):
     """A connection that is counted in ``taken`` as long as it is open."""
 
-    def __init__(self, taken: collections.Counter[str], host: str, number: int):
-        super().__init__(socket.AF_INET, socket.SOCK_STREAM, 0, number)
+    def __init__(self, taken: collections.Counter[str], host: str, number: int, family: int):
+        super().__init__(family, socket.SOCK_STREAM, 0, number)
         self._taken, self._host, self._open = taken, host, True
         taken[host] += 1
 

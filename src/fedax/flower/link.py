@@ -12,11 +12,12 @@ from pathlib import Path
 
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 
+from fedax._start import reach_directly
 from fedax.errors import UNSEEN, ConfigError, FedaxError, NodeError
 from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import control, secret_of
-from fedax.flower.connections import Limits
+from fedax.flower.connections import Limits, everywhere, family
 from fedax.flower.processes import SupervisedProcess, ending, log_level, options
 
 _LOOK = 1.0  # seconds between looks into the folder of keys
@@ -52,7 +53,7 @@ def run(
     hosts: Sequence[str],
     port: int,
     *,
-    bind: str = "0.0.0.0",
+    bind: str | None = None,
     limits: Mapping[str, float] | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
@@ -62,7 +63,7 @@ def run(
         folder: see :func:`prepare`.
         hosts: names and IP addresses by which nodes and servers reach the link.
         port: 1 to 65535.
-        bind: the IPv4 address of this machine that it listens at; 0.0.0.0: all.
+        bind: the address of this machine that it listens at, of IPv4 or IPv6; ``None``: all.
         limits: those of :class:`fedax.flower.connections.Limits` that are not the usual ones.
         say: is called with lines for people.
 
@@ -72,14 +73,17 @@ def run(
     require()
     folder = Path(folder)
     # the supervisor itself talks to the link at this address, so the certificate has to name it
-    here = "127.0.0.1" if bind == "0.0.0.0" else bind
+    bind = everywhere() if bind is None else bind.removeprefix("[").removesuffix("]")
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
+    reach_directly(here)
+    address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
     try:
-        socket.create_server((bind, port)).close()
+        socket.create_server((bind, port), family=family(bind)).close()
     except OSError as error:
         raise ConfigError("port", port, f"cannot be used ({error.strerror}); give another with --port") from error
     prepare(folder, [*hosts, here])
     bounds = dict(limits or {})
-    if bind.startswith("127."):  # all come from one address, such as the nodes of a rehearsal
+    if bind.startswith("127.") or bind == "::1":  # all come from one address, such as the nodes of a rehearsal
         bounds["each"] = bounds.get("total", Limits().total)
     superlink = SupervisedProcess(
         "fedax.flower.superlink",
@@ -98,7 +102,7 @@ def run(
         log=folder / "link.log",
         environment={"FLWR_LOG_LEVEL": log_level()},
     )
-    keys = _NodeKeys(folder, f"{here}:{port}", say)
+    keys = _NodeKeys(folder, address, say)
     with ending() as end:
         try:
             ready, look = False, 0.0
@@ -110,7 +114,7 @@ def run(
                     superlink.start()
                 if time.monotonic() < look or not superlink.runs:
                     continue
-                if not ready and certificates.connection_problem(f"{here}:{port}", folder / "ca.pem") is not None:
+                if not ready and certificates.connection_problem(address, folder / "ca.pem") is not None:
                     continue
                 look = time.monotonic() + _LOOK
                 try:
@@ -192,7 +196,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--folder", required=True)
     parser.add_argument("--host", action="append", default=[], dest="hosts")
     parser.add_argument("--port", type=int, default=9443)
-    parser.add_argument("--bind", default="0.0.0.0")
+    parser.add_argument("--bind")
     given = parser.parse_args(arguments)
     try:
         run(

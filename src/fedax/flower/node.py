@@ -21,7 +21,7 @@ from fedax.engine.places.roster import private_key
 from fedax.errors import UNSEEN, ConfigError, FedaxError, NodeError
 from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
-from fedax.flower.calls import over_tls
+from fedax.flower.calls import by_proxy, over_tls
 from fedax.flower.processes import SupervisedProcess, ending, free_port, log_level, options
 from fedax.flower.signature import Signer
 
@@ -183,8 +183,10 @@ class _LinkClient:
                     )
                 )
                 client.DeactivateNode(DeactivateNodeRequest(node_id=activated.node_id))
-            except httpx.TransportError:
+            except httpx.TransportError as error:
                 self._next = 0.0
+                if proxy := by_proxy(self.link):
+                    self._wait_for_proxy(f"the link at {self.link} cannot be reached ({error}{proxy})")
                 return None
             except httpx.HTTPStatusError as error:
                 self._refuse(error)
@@ -192,6 +194,16 @@ class _LinkClient:
         self._refused = None
         self._number_file.write_text(str(activated.node_id))
         return int(activated.node_id)
+
+    def _wait_for_proxy(self, text: str) -> None:
+        now = time.monotonic()
+        self._refused = now if self._refused is None else self._refused
+        self._next_try = now + _AGAIN
+        if self.wait is not None and now - self._refused >= self.wait:
+            raise NodeError(text)
+        if now >= self._next_reminder:
+            self._next_reminder = now + _REMIND
+            self.say(f"{text}; waiting for it")
 
     def _refuse(self, error: httpx.HTTPStatusError) -> None:
         now = time.monotonic()

@@ -454,6 +454,8 @@ def _shown(versions: Mapping[str, Any]) -> Table:
 
 def _started(process: int) -> str | None:
     """When a process of this machine started, in the clock of its kernel; ``None`` where there is none."""
+    if os.name != "posix":  # os.kill would end it there
+        return "unknown"
     try:
         os.kill(process, 0)
     except ProcessLookupError:

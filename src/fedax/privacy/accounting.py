@@ -29,6 +29,21 @@ NOISE_REST = 2.0**-72  # the probability of what lies beyond the last radius of 
 NOISE_END = math.sqrt(-2 * math.log(NOISE_REST))  # that radius, 9.99
 
 
+def weakness(delta: float, clients: int) -> str:
+    """What is wrong with a δ that is not below one over the number of clients; empty: nothing.
+
+    Example:
+        >>> weakness(0.1, 50)
+        'delta = 0.1 is not below 1/clients = 0.02: to publish the data of one client would satisfy it; give less'
+        >>> weakness(0.001, 50)
+        ''
+    """
+    if delta * clients < 1:
+        return ""
+    what = "to publish the data of one client would satisfy it"
+    return f"delta = {delta:g} is not below 1/clients = {1 / clients:.3g}: {what}; give less"
+
+
 @dataclass(frozen=True)
 class Ledger:
     """The privacy that a run spends: (ε, δ)-differential privacy of clients, for all that the server releases.

@@ -24,6 +24,7 @@ from fedax.experiments.summary import Method
 from fedax.experiments.typeset import Sheet, latex, markdown
 from fedax.figures import curves
 from fedax.privacy import Ledger
+from fedax.privacy.accounting import weakness
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,14 @@ class Public:
     Attributes:
         methods: with histories of public columns only.
         epsilon, delta: what all runs have spent together.
+        weak: what is wrong with that δ; empty: nothing.
         relation, accountant: as of :class:`fedax.privacy.Ledger`.
     """
 
     methods: list[Method]
     epsilon: float
     delta: float
+    weak: str
     relation: str
     accountant: str
 
@@ -68,7 +71,9 @@ def public(record: Record) -> Public:
     spent = [ledger.epsilon(rounds, methods * dp["delta"]) for ledger, rounds, methods in ledgers]
     first = ledgers[0][0]
     found = summary.methods([dataclasses.replace(record, runs=runs)])
-    return Public(found, sum(spent), len(runs) * dp["delta"], first.relation, first.accountant)
+    delta = len(runs) * dp["delta"]
+    weak = weakness(delta, len(record.about["clients"]["sizes"]))
+    return Public(found, sum(spent), delta, weak, first.relation, first.accountant)
 
 
 def _joint_ledger(record: Record, seed: int) -> tuple[Ledger, int, int]:
@@ -147,6 +152,7 @@ def _explanation(of: Public) -> list[str]:
 def _spent(of: Public) -> list[str]:
     runs = sum(len(m.runs) for m in of.methods)
     rest = "Other runs on the same data add to it, those of a search for good settings too."
+    rest += f" Of all together, {of.weak}." if of.weak else ""
     if runs == 1:
         return [rest]
     how = "The runs with one seed drew the same cohorts and count as one run that sends what they all send; "

@@ -31,6 +31,7 @@ from fedax.experiments.summary.words import (
     recommendation,
     spending,
     verdict,
+    weaknesses,
     with_spread,
 )
 from fedax.experiments.summary.worth import over_clients
@@ -39,5 +40,5 @@ __all__ = [
     "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "alone_is_better", "axes", "axes_of", "axis",
     "conclusion", "costs_of", "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "legend",
     "methods", "metrics", "order", "over", "over_clients", "problems", "rates", "recommendation", "short", "spending",
-    "spread", "table_order", "telling", "thousands", "varied", "verdict", "wide", "with_spread",
+    "spread", "table_order", "telling", "thousands", "varied", "verdict", "weaknesses", "wide", "with_spread",
 ]  # fmt: skip

@@ -10,9 +10,11 @@ from fedax.columns import better, describe, show, show_parts
 from fedax.experiments import chance
 from fedax.experiments.alone import LOCAL_ONLY
 from fedax.experiments.chance import Gap
-from fedax.experiments.summary.compared import LEVEL, Method, ProblemResults, costs, metrics, spread
+from fedax.experiments.runs import Record
+from fedax.experiments.summary.compared import LEVEL, Method, ProblemResults, costs, methods, metrics, spread
 from fedax.experiments.summary.settings import over, rates
 from fedax.experiments.summary.worth import Versus
+from fedax.privacy.accounting import weakness
 from fedax.theory.diagnostics import MATERIAL
 
 WORDS = {"diverged": "diverged", "worse": "ended worse", "failed": "stopped by its guard", "unfinished": "unfinished"}
@@ -352,8 +354,22 @@ def spending(problem: ProblemResults) -> list[str]:
                 text += f"; the budget ended the run after round {last} of {ends}"
             labels_by_text.setdefault(text, []).append(m.label)
     sentences = [f"{_list(labels)}: {text}." for text, labels in labels_by_text.items()]
+    for record in problem.records:
+        sentences += [sentence for sentence in weaknesses(record) if sentence not in sentences]
     if labels_by_text and problem.records[0].config["privacy"].get("noise_seed") is not None:
         sentences.append(NOT_PRIVATE)
+    return sentences
+
+
+def weaknesses(record: Record) -> list[str]:
+    """Sentences on an ε that says little: its δ is not below one over the number of clients, or it is 0."""
+    found = methods([record])
+    deltas = dict.fromkeys(m.delta for m in found if m.delta is not None)
+    texts = [weakness(delta, len(record.about["clients"]["sizes"])) for delta in deltas]
+    sentences = [f"{text[0].upper()}{text[1:]}." for text in texts if text]
+    if none := [m.label for m in found if m.epsilon == 0]:
+        what = "epsilon = 0 does not say that nothing is revealed: what is, has a probability of at most delta"
+        sentences.append(f"{_list(none)}: {what}.")
     return sentences
 
 
