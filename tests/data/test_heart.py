@@ -34,6 +34,8 @@ def test_four_hospitals_as_tables_of_one_s_own(tmp_path):
     heart = data.load("heart", written(tmp_path))
     assert heart.names == ("cleveland", "hungary", "switzerland", "va") and heart.sizes.tolist() == [2, 2, 2, 2]
     assert heart.transform.label.name == "disease"
+    assert heart.transform.classes == ("no", "yes")  # the last is positive, though it is the more frequent one
+    assert data.heart(tmp_path, positive="no").transform.classes == ("yes", "no")
     assert named(heart, heart.examples["y"]) == ["no", "yes", "no", "yes", "yes", "yes", "yes", "no"]
     columns = {each.name: each for each in heart.overview.columns}
     assert columns["chol"].missing == (3 / 8, 0, 0, 1, 0.5) and columns["trestbps"].missing == (1 / 8, 0, 0, 0, 0.5)

@@ -28,7 +28,7 @@ Scaling = Literal["hospital", "pooled"]
 
 
 @complete
-def heart(folder: str | os.PathLike | None = None, drop: Sequence[str] = ()) -> FederatedData:
+def heart(folder: str | os.PathLike | None = None, drop: Sequence[str] = (), positive: str = "yes") -> FederatedData:
     """Heart disease at four hospitals (UCI), each a client with its own gaps, prepared as tables of your own.
 
     ``?`` is missing, and so is a ``chol`` or ``trestbps`` of 0, which nobody has: Switzerland did not measure ``chol``.
@@ -39,6 +39,7 @@ def heart(folder: str | os.PathLike | None = None, drop: Sequence[str] = ()) -> 
             ``FEDAX_DATA``.
         drop: columns that are left out, such as ``["slope", "ca", "thal"]``, which are missing for most outside of
             Cleveland.
+        positive: the class that AUC, F1, precision and recall are about, ``"yes"`` or ``"no"``.
 
     Returns:
         Clients cleveland, hungary, switzerland and va with 303, 294, 123 and 200 patients; as of
@@ -70,7 +71,7 @@ def heart(folder: str | os.PathLike | None = None, drop: Sequence[str] = ()) -> 
         table["disease"] = np.where(table.pop("num") == "0", "no", "yes")
         frames[name] = table
     kinds = dict.fromkeys(_CODES, "category") | kinds_of(None, drop)
-    data = from_frames(frames, "disease", columns=kinds, drop=drop)
+    data = from_frames(frames, "disease", columns=kinds, drop=drop, positive=positive)
     assert data.overview is not None
     data.overview = replace(data.overview, read=said)
     return data
