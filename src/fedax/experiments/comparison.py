@@ -257,7 +257,11 @@ class Comparison:
         return tables.to_latex(self.records, target=target, confidence=confidence)
 
     def to_csv(self, path: str | Path | None = None, target: Aim | None = None, confidence: float = 0.95) -> str | None:
-        """The table as CSV with all digits: its text, or nothing where it is written to ``path``."""
+        """The table as CSV with all digits: its text, or nothing where it is written to ``path``.
+
+        Raises:
+            ConfigError: as of :meth:`table`; the ending of ``path`` means another format.
+        """
         if path is not None:
             check_ending(Path(path), ".csv")
         text = tables.to_csv(self.records, target=target, confidence=confidence)

@@ -542,7 +542,8 @@ def _plain_periods(field: str, given: Any) -> Any:
             raise ConfigError(field, dict(given), 'give {"on": [[on, off], …], "repeat": seconds}')
         periods, repeat = given["on"], given.get("repeat")
     try:
-        spans = np.asarray(periods, float)
+        spans = np.asarray(periods)
+        spans = spans.astype(float) if spans.dtype.kind in "iuf" else np.zeros(0)  # no texts, no truth values
     except (TypeError, ValueError):
         spans = np.zeros(0)
     edges = spans.ravel()
