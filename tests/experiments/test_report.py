@@ -119,7 +119,7 @@ def test_texts_of_the_user_are_escaped(page):
 def test_the_verdict_says_who_is_best_and_when_that_is_noise(page, tmp_path):
     first = re.search(r"<p>(better &amp; &lt;b&gt;bold&lt;/b&gt; ended best.*?)</p>", page)[1]
     assert "not distinguished from plain" in first and "0.09 ± 0.014" in first
-    assert "<p>Next is plain, 0.2 ± 0.14: behind by 0.11 (95" in page
+    assert "<p>Next is plain, 0.2 ± 0.14: behind by 0.1" in page
     assert "95 % interval" in page and "less better" not in page and "ties" not in page
     assert "wild: diverged by round 10 (1 of 2 seeds)." in page
     assert page.count('class="tied"') == 2 and 'class="best"' not in page

@@ -297,7 +297,8 @@ def add_baselines(experiment: Experiment, folder: Path) -> None:
             data, val, test = experiment.split(seed)
             rounds = _passes(experiment, folder, seed, data)
             if experiment.fleet is not None:
-                _baseline_at_nodes(experiment, folder, label, seed, rounds)
+                if seed in missing:
+                    _baseline_at_nodes(experiment, folder, label, seed, rounds)
                 continue
             for rate in rates:
                 parts: Any = [test] if len(rates) == 1 else [test, val]
@@ -392,7 +393,10 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
         return
     if experiment.config["run"].get("secure") is not None:
         return  # :func:`_add_table_of_nodes` has recorded why
-    lr, fleet = baseline_rates(experiment.config)[0], experiment.nodes(seed)
+    rates, fleet = baseline_rates(experiment.config), experiment.nodes(seed)
+    if len(rates) > 1:  # validation rows of a client stay at its node: the rate of the first method
+        rates = baseline_rates({**experiment.config, "run": {}}) or rates
+    lr = rates[0]
     job = make_job(LocalOnly(lr), experiment.task, fleet.census, **_options(experiment, seed, rounds))
     problem = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
     program = program_of(client_round(problem, job.plan, job.census.example, job.x))

@@ -377,7 +377,7 @@ def _check_baselines(baselines: bool | Table, experiment: Experiment, method: Ta
         rates = baselines.get("lr", 1.0)
         for rate in rates if isinstance(rates, list) and rates else [rates]:
             check_number("run.baselines.lr", rate, 0, open_low=True, fixed=True)
-        if isinstance(rates, list) and not isinstance(experiment.val, fedax.FederatedData):
+        if isinstance(rates, list) and experiment.fleet is None and not isinstance(experiment.val, fedax.FederatedData):
             raise ConfigError("run.baselines.lr", rates, "there is no validation part to choose by: give one number")
     if not measured_by_client(experiment):
         way_out = "they are measured at each client: hold a part of its examples out, [data.split] with test = 0.15"
