@@ -1,5 +1,6 @@
 """Is a common model worth it? The verdict answers by clients that train alone, and by all rows in one place."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -58,6 +59,15 @@ def test_where_no_common_model_helps_the_first_sentence_says_so(opposed):
     assert any(f"{len(alone.sides[-1])} lose (" in sentence for sentence in rest)
     assert summary.recommendation(problem) == third
     assert not any("Take " in sentence for sentence in [first, second, third, *rest])
+
+
+def test_where_one_model_on_all_rows_does_better_federated_training_falls_short(opposed):
+    (problem,) = summary.problems([opposed])
+    pooled = dataclasses.replace(problem.against["pooled"], baseline=0.0)
+    vars(problem)["against"] = problem.against | {"pooled": pooled}
+    first, _, third, *_ = summary.verdict(problem)
+    assert first.startswith("Federated training falls short here: ") and "run.rounds=" in third
+    assert "No common model" not in first and third == summary.recommendation(problem)
 
 
 def test_a_common_model_that_is_worth_it_is_called_so(alike):

@@ -152,9 +152,16 @@ def alone_is_better(problem: ProblemResults) -> list[str]:
     which = f"the federated methods {show(alone.column, front)} {'or more' if lower else 'at most'}"
     which = f"{alone.label} {show(alone.column, front)}" if len(problem.methods) == 1 else which
     reached = f"{_name(alone.column)} {show(alone.column, alone.baseline)}"
-    first = f"No common model helps here: clients that train alone reach {reached}, {which}{_on(alone)}."
+    first = "Federated training falls short here" if _pooled_is_better(problem) else "No common model helps here"
+    first = f"{first}: clients that train alone reach {reached}, {which}{_on(alone)}."
     assert alone.gap is not None
     return [first, f"Training alone is {_lead(alone.column, alone.gap, -1, alone.label)}."]
+
+
+def _pooled_is_better(problem: ProblemResults) -> bool:
+    """Whether one model on all rows ended better than clients that train alone."""
+    alone, pooled = problem.against[LOCAL_ONLY], problem.against.get("pooled")
+    return pooled is not None and (pooled.baseline < alone.baseline) == (alone.better == "lower")
 
 
 def _slight(problem: ProblemResults, found: Versus) -> bool:
@@ -167,6 +174,10 @@ def recommendation(problem: ProblemResults) -> str:
     """What to do next: the same in the verdict, the diagnosis and the report; empty where nothing can be said."""
     chosen, best, judge = problem.chosen, problem.best, problem.judge
     if judge is not None and alone_is_better(problem):
+        if _pooled_is_better(problem):
+            rounds = 2 * problem.records[0].config["run"]["rounds"]
+            helps = "one model on all rows in one place does better than either"
+            return f"Give it more rounds (run.rounds={rounds}), or train alone: {helps}."
         return (
             "Train alone: these data ask for a model for each client. Or do clients mean different things by a label?"
         )
