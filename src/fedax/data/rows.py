@@ -157,12 +157,12 @@ def one_client(first: Summary, label: str) -> Note:
         >>> from fedax.data import summarize
         >>> table = pandas.DataFrame({"site_id": [1, 1, 2, 2], "age": [40, 60, 50, 70], "ill": [0, 1, 0, 1]})
         >>> print(one_client(summarize(table), "ill"))
-        there is one client only: data.client (client= in Python) names the column that says whose a row is: 'site_id'?
+        there is one client only: --client COLUMN (client= in Python) says whose a row is: 'site_id'?
     """
     may = [
         name
         for name, facts in first.facts.items()
         if name != label and _WHOSE.search(name.lower()) and 2 <= facts.different <= first.rows / 2
     ]
-    why = "data.client (client= in Python) names the column that says whose a row is"
+    why = "--client COLUMN (client= in Python) says whose a row is"
     return Note("", "alone", f"{why}: {few(may)}?" if may else why)
