@@ -38,12 +38,13 @@ class Note(Strict):
     Args:
         column: its name; empty: it is on all rows.
         looks: of a label: ``"coding"``: it looks coded in two ways; ``"unshared"``: no two clients have a class in
-            common; ``"rare"``: a class has fewer rows than training, validation and test together need;
-            ``"skewed"``: its logarithm may be the better target; ``"log"``: its logarithm is learned. Of a column: ``"copy"`` of the label, ``"identifier"``, ``"date"``: it looks like one; ``"gaps"``: where it is
-            missing tells the label; ``"code"``: a number may stand for a missing value; ``"units"``: it may be in other
-            units at a client; ``"constant"``: nearly; ``"site"``: it tells the site; ``"spelling"``: one value is
-            written in several ways; ``"unread"``: cells cannot be read; ``"zeros"``: leading ones make it a category;
-            ``"missing"``: in most rows of a site. Of all rows: ``"alone"``: they are one client's; ``"rows"``: some stand several times.
+            common; ``"rare"``: a class has fewer rows than training, validation and test together need; ``"skewed"``:
+            its logarithm may be the better target; ``"log"``: its logarithm is learned. Of a column: ``"copy"`` of the
+            label, ``"identifier"``, ``"date"``: it looks like one; ``"gaps"``: where it is missing tells the label;
+            ``"code"``: a number may stand for a missing value; ``"units"``: it may be in other units at a client;
+            ``"constant"``: nearly; ``"site"``: it tells the site; ``"spelling"``: one value is written in several ways;
+            ``"unread"``: cells cannot be read; ``"zeros"``: leading ones make it a category; ``"missing"``: in most
+            rows of a site. Of all rows: ``"alone"``: they are one client's; ``"rows"``: some stand several times.
         why: what makes it look so.
 
     Example:
@@ -591,8 +592,9 @@ def _leading_zeros(name: str, kind: str, facts: Sequence[Facts]) -> list[Note]:
         return []
     if any(each.words or each.dates for each in facts):
         return []
-    way_out = 'classes; task="regression" takes them for numbers' if kind == "label" else f"categories; {as_number(name)}"
-    return [Note(name, "zeros", f"used as {way_out}")]
+    if kind == "label":
+        return [Note(name, "zeros", 'used as classes; task="regression" takes them for numbers')]
+    return [Note(name, "zeros", f"used as categories; {as_number(name)}")]
 
 
 def _marks_as_class(label: str, facts: Sequence[Facts], given: Mapping[str, Summary]) -> list[Note]:
@@ -661,7 +663,8 @@ def _dated(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]) ->
     if kind == "category":
         texts = sum(counts, Counter())
         dates = sum(times for text, times in texts.items() if _DATED.fullmatch(text))
-        return "its texts are used as categories, for a date is written 2024-01-31 or 31.1.2024" if dates > texts.total() / 2 else ""
+        why = "its texts are used as categories, for a date is written 2024-01-31 or 31.1.2024"
+        return why if dates > texts.total() / 2 else ""
     n, mean, m2 = merge([each.moments("number") for each in facts])
     if n < _ENOUGH or any(each.whole < each.numbers for each in facts):
         return ""

@@ -502,9 +502,9 @@ def plan(
     """What each column is, from the clients' first summaries.
 
     A column where nine of ten values are numbers is a number, or a date; others there count as missing. Else, or if a
-    cell has leading zeros, as postal codes have, it holds categories, unless they identify rows: more than 9 of 10 texts differ within their clients, or at least half where
-    a client has more than 20, or a client has more than 1000. Such columns are dropped, and their texts never sent. So
-    are columns with one value, or none.
+    cell has leading zeros, as postal codes have, it holds categories, unless they identify rows: more than 9 of 10
+    texts differ within their clients, or at least half where a client has more than 20, or a client has more than 1000.
+    Such columns are dropped, and their texts never sent. So are columns with one value, or none.
 
     Args:
         summaries: one a client, by its name or in a list.
