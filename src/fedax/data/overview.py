@@ -382,7 +382,8 @@ def class_lines(label: str, sites: Sequence[str], classes: Mapping[str, Sequence
         return []
     if len(classes) <= _FEW:
         parts = [
-            f"{_plain(name)} in {counts[0]} rows ({_by_client(sites, counts, of)})" for name, counts in classes.items()
+            f"{_plain(name)} in {counts[0]} row{'s' * (counts[0] != 1)} ({_by_client(sites, counts, of)})"
+            for name, counts in classes.items()
         ]
         return [f"label {shown(label)}: {'; '.join(parts)}"]
     parts = [f"{_plain(name)} {counts[0]}" for name, counts in list(classes.items())[:12]]
