@@ -134,6 +134,128 @@ def test_types_of_frames_have_one_text_for_each_value():
         assert cells(pd.Series(values), "x", "written").texts[0] == texts
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet", "frame", "xlsx"])
+def test_codes_with_leading_zeros_are_categories(tmp_path, kind):
+    codes = {"north": ["01067", "01069", "04103"], "south": ["10115", "10117", ""]}  # plain numbers in the south
+    frames = {
+        site: pd.DataFrame({"zip": three * 20, "dose": [f"0.{k}" for k in range(60)], "y": ["a", "b"] * 30})
+        for site, three in codes.items()
+    }
+    if kind == "frame":
+        read = data.from_frames(frames, label="y")
+    else:
+        for site, frame in frames.items():
+            if kind == "xlsx":
+                frame.to_excel(tmp_path / f"{site}.xlsx", index=False)
+            else:
+                getattr(frame, f"to_{kind}")(tmp_path / f"{site}.{kind}", index=False)
+        read = (data.from_parquet if kind == "parquet" else data.from_csv)(tmp_path, label="y")
+    number, postal = read.transform.columns[1], read.transform.columns[0]
+    assert postal.categories == ("01067", "01069", "04103", "10115", "10117") and number.kind == "number"
+    (note,) = [note for note in read.overview.notes if note.column == "zip"]
+    assert note.looks == "zeros" and 'columns={zip="number"}' in note.why
+    read = data.from_frames(frames, label="y", columns={"zip": "number"})
+    assert read.transform.columns[0].kind == "number" and "zip" not in {note.column for note in read.overview.notes}
+
+
+def test_many_codes_with_leading_zeros_identify_rows_and_a_label_of_them_has_classes():
+    frame = pd.DataFrame({"who": [f"{7 * k:05d}" for k in range(60)], "x": range(60), "zip": ["01", "02", "3"] * 20})
+    read = data.from_frames({"a": frame}, label="zip")
+    assert "identify rows" in read.transform.dropped["who"]
+    assert 'columns={who="number"}' in read.transform.dropped["who"]
+    assert read.transform.classes == ("01", "02", "3")
+    read = data.from_frames({"a": frame.assign(zip=[f"{k % 30:02d}" for k in range(60)])}, label="zip")
+    assert len(read.transform.classes) == 30
+    (note,) = [note for note in read.overview.notes if note.looks == "zeros"]
+    assert note.column == "zip" and 'task="regression"' in note.why
+    assert data.from_frames({"a": frame}, label="zip", task="regression").transform.classes is None
+
+
+def test_summaries_of_older_versions_say_nothing_of_leading_zeros():
+    first = data.summarize(pd.DataFrame({"zip": ["01", "02"] * 5, "x": range(10)})).to_json()
+    assert first["facts"]["zip"].pop("zeros") is True
+    assert "zeros" not in first["facts"]["x"] and "slashes" not in first["facts"]["zip"]
+    assert data.plan([data.Summary.from_json(first)]).columns["zip"].kind == "number"
+
+
+def test_a_date_with_dots_is_the_same_date(folder):
+    dotted = [f"{1 + k % 28}.{1 + k % 12}.2024" for k in range(60)]
+    iso = [f"2024-{1 + k % 12:02d}-{1 + k % 28:02d}" for k in range(60)]
+    rows = {site: zip(days, range(60), "ab" * 30, strict=True) for site, days in {"a": dotted, "b": iso}.items()}
+    read = data.from_csv(folder(**{site: csv("seen,x,y", rows[site]) for site in "ab"}), label="y")
+    assert read.transform.columns[0].kind == "date"
+    assert np.array_equal(read.examples["x"][:60, 0], read.examples["x"][60:, 0])
+    texts = ["31.12.2024", "2024-12-31", "31.12.2024 00:00", "1.2.2024 08:30", "31.2.2024", "12.31.2024"]
+    column = cells(pd.Series(texts), "seen", "written")
+    assert column.texts[0] == ["2024-12-31", "2024-02-01 08:30:00", "31.2.2024", "12.31.2024"] and column.words == 2
+
+
+def test_categories_of_dates_with_dots_in_old_transforms_are_found():
+    from fedax.data.transform import Column, Transform
+
+    transform = Transform((Column("seen", "category", fill="1.2.2024", categories=("1.2.2024", "3.2.2024")),))
+    table = pd.DataFrame({"seen": ["3.2.2024", "1.2.2024", None]})
+    assert transform(table)["x"].tolist() == [[0, 1], [1, 0], [1, 0]]
+    assert [doubt.why for doubt in transform.doubts(table).found] == ["missing"]
+
+
+def test_dates_with_slashes_are_dropped_with_the_way_out():
+    days = [f"{1 + k // 28}/{1 + k % 28}/2024" for k in range(60)]
+    read = data.from_frames({"a": pd.DataFrame({"seen": days, "x": range(60), "y": ["a", "b"] * 30})}, label="y")
+    assert "2024-01-31" in read.transform.dropped["seen"]
+
+
+# ---- columns without a name
+
+
+@pytest.mark.parametrize("ending", ["csv", "xlsx"])
+def test_a_column_without_name_is_left_out_where_it_says_nothing(tmp_path, ending):
+    frame = pd.DataFrame({"age": [50, 60, 40, 30] * 5, "ill": [0, 1, 1, 0] * 5})
+    write = (lambda table, **how: table.to_excel(tmp_path / "a.xlsx", **how)) if ending == "xlsx" else (
+        lambda table, **how: table.to_csv(tmp_path / "a.csv", **how)
+    )  # fmt: skip
+    write(frame)
+    read = data.from_csv(tmp_path / f"a.{ending}", label="ill")
+    assert read.transform.features == ("age",) and read.num_examples == 20
+    assert "index in column 1" in read.overview.lines()[0]
+    write(frame[5:])
+    with pytest.raises(DataError, match=r"column 1 has cells and no name.*index=False"):
+        data.from_csv(tmp_path / f"a.{ending}", label="ill")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("age,ill,\n50,0,\n60,1,\n40,1,\n", "an empty column 3"),
+        ('"age","ill",\n"50","0",\n"60","1",\n"40","1",\n', "an empty column 3"),
+        ("age,ill,,\n50,0\n60,1\n40,1\n", "an empty column 3, which is left out, having an empty column 4"),
+        ("age;;ill\n50;;0\n60;;1\n40;;1\n", "separated by ';', having an empty column 2"),
+        ("age,ill\n50,0,\n60,1,\n40,1,\n", None),
+    ],
+)
+def test_commas_at_the_end_of_lines_make_no_column(folder, content, said):
+    read = data.from_csv(folder(a=content) / "a.csv", label="ill")
+    assert read.transform.features == ("age",) and read.num_examples == 3
+    assert [said in line for line in read.overview.read.values()] == ([True] if said else [])
+
+
+@pytest.mark.parametrize("content", ["age,ill,\n50,0,\n60,1,x\n40,1,\n", ",\n1,2\n", "age,,ill\n1,0,0\n2,1,1\n"])
+def test_cells_below_no_name_are_an_error(folder, content):
+    with pytest.raises(DataError, match="name"):
+        data.from_csv(folder(a=content) / "a.csv", label="ill")
+
+
+def test_the_index_of_pandas_in_parquet_is_dropped_and_said(tmp_path):
+    frame = pd.DataFrame({"age": range(40), "ill": [0, 1] * 20})
+    frame.sample(20, random_state=0).to_parquet(tmp_path / "a.parquet")
+    frame[:20].reset_index(drop=True).to_parquet(tmp_path / "b.parquet")
+    read = data.from_parquet([tmp_path / "a.parquet", tmp_path / "b.parquet"], label="ill", columns={"age": "number"})
+    assert read.transform.features == ("age",)
+    assert "index of pandas" in read.overview.dropped["__index_level_0__"]
+    kept = data.from_parquet(tmp_path / "a.parquet", label="age", columns={"__index_level_0__": "number"})
+    assert "__index_level_0__" in kept.transform.features
+
+
 # ---- what cannot be read is not missing
 
 
@@ -344,7 +466,8 @@ def test_the_fast_parser_of_csv_says_what_the_careful_one_says(body, separator):
 CELLS = st.sampled_from(
     ["", "1", "01", "1.0", "1.50", "-0", "0", "-2.5", "1e-05", "1E5", "12E4", "+3", ".5", "5.", "123456789012345678",
      "1.234567890123456789", "0.00001", "A", "NA", "nan", "None", "True", "FALSE", "true", "2024-01-31",
-     "2024-01-31T12:00", "?", "é", "X9", "-", " 7"]
+     "2024-01-31T12:00", "?", "é", "X9", "-", " 7", "00", "-07", "31.1.2024", "31.01.2024",
+     "31.2.2024", "31.1.2024 12:00", "1/2/2024"]
 )  # fmt: skip
 KINDS = ("number", "category", "date", "text")
 

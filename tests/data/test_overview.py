@@ -74,6 +74,31 @@ def test_what_a_column_looks_like(name):
     assert {column: each[0] for column, each in notes.items()} == ({} if looks is None else {name: looks})
 
 
+@pytest.mark.parametrize("second", [True, False])
+def test_a_category_with_one_value_is_dropped_as_the_transform_drops_it(second):
+    table = plain().assign(country="CH")
+    first = {"a": data.summarize(table[:150]), "b": data.summarize(table[150:])}
+    agreed = data.plan(first, label="ill")
+    answers = {"a": data.summarize(table[:150], agreed), "b": data.summarize(table[150:], agreed)}
+    seen = data.overview(agreed, first, answers if second else {})
+    kinds = {column.name: column.kind for column in seen.columns}
+    if second:
+        assert kinds["country"] == "dropped" and seen.notes == ()
+        assert seen.dropped == data.fit(agreed, answers).dropped == {"country": "all values are the same"}
+    else:
+        assert kinds["country"] == "category"
+
+
+def test_a_class_with_hardly_any_row_is_noted():
+    table = plain()
+    table.loc[[7], "ill"] = "odd"
+    table.loc[[8, 200], "ill"] = "odder"
+    looks, why = noted(table)["ill"]
+    assert looks == "rare" and "'odd', 'odder'" in why
+    table.loc[[9, 201], "ill"] = ["odd", "odder"]
+    assert "'odd'" in noted(table)["ill"][1] and "'odder'" not in noted(table)["ill"][1]
+
+
 def sites(make, n=80):
     """Notes of two sites a and b; ``make(site, rng, x)`` gives the columns beside x and a label that depends on it."""
     frames = {}

@@ -93,7 +93,7 @@ def test_decimal_commas_and_other_encodings(files):
         (b"", {"label": "ill"}, "south.csv: the file is empty"),
         ("age,ward,ill\n", {"label": "ill"}, "south.csv: it has no rows"),
         ("age,age,ill\n1,2,0\n", {"label": "ill"}, "two columns are called 'age'"),
-        ("age,,ill\n1,2,0\n", {"label": "ill"}, "column 2 has no name"),
+        ("age,,ill\n1,2,0\n", {"label": "ill"}, "column 2 has cells and no name"),
         ("age,ill\n1,2,3\n1,2\n", {"label": "ill"}, "south.csv: line 2 has 3 of 2 cells"),
         ("age,ill\n1,0\n1,2,3\n", {"label": "ill"}, "south.csv: line 3 has 3 of 2 cells"),
         ("age,ward,ill\n1,A,no\n2,B,\n", {"label": "ill"}, "south: label 'ill' .*1 of 2 rows, first .* 1"),

@@ -90,7 +90,16 @@ def test_sections_of_another_type(config):
 
 
 @pytest.mark.parametrize(
-    "setting", ["drop_missing_labels=1.5", "drop=patient", "columns=[1]", "label=[1]", "client=true"]
+    "setting",
+    [
+        "drop_missing_labels=1.5",
+        "drop_missing_labels=3",
+        "check_labels=maybe",
+        "drop=patient",
+        "columns=[1]",
+        "label=[1]",
+        "client=true",
+    ],
 )
 def test_a_command_says_it_in_one_line_and_writes_nothing(data, tmp_path, monkeypatch, setting):
     monkeypatch.chdir(tmp_path)

@@ -42,6 +42,9 @@ _MARKS = {
     "infinity",
 }
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?")
+_DOTTED = re.compile(r"(\d\d?)\.(\d\d?)\.(\d{4})( \d\d:\d\d(?::\d\d)?)?")  # 31.1.2024: the day comes first
+_SLASHED = re.compile(r"\d{1,4}/\d\d?/\d{1,4}( .*)?")  # 1/2/2024: of January or of February
+_ZEROS = re.compile(r"-?0\d+")
 
 
 def as_pandas(frame: Any) -> Any:
@@ -162,6 +165,8 @@ class Cells:
         words: how many cells are neither number, date nor missing.
         marks: how many of these are a usual mark of a missing value, such as ``?`` and ``NA``.
         prose: how many of these are text of four words or more.
+        slashes: how many of these look like a date such as 1/31/2024, which can be read in two ways.
+        zeros: whether a cell has leading zeros, as 007.
         codes: [n] the number of each cell's text, or −1 where it is missing.
         different: how many texts there are.
         odd: whether a cell is not written as numbers are: a word, or a number such as 007 or 1e5.
@@ -180,9 +185,11 @@ class Cells:
         odd: bool = False,
         truth: Truth = "",
         prose: int = 0,
+        slashes: int = 0,
+        zeros: bool = False,
     ):
         self.numbers, self.days, self.missing, self.words, self.marks = numbers, days, missing, words, marks
-        self.prose = prose
+        self.prose, self.slashes, self.zeros = prose, slashes, zeros
         self.odd, self.truth, self._coded, self._texts = odd, truth, coded, texts
 
     @functools.cached_property
@@ -302,6 +309,8 @@ def _with_words(column: Any, name: str, texts: Texts) -> Cells:
         words.marks,
         words.odd,
         prose=words.prose,
+        slashes=words.slashes,
+        zeros=words.zeros,
     )
 
 
@@ -316,9 +325,9 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
     n = len(values)
     texts = [_written(value, name) for value in values]
     numbers, days = np.full(n + 1, np.nan), np.full(n + 1, np.nan)
-    missing, words, marks, prose = np.zeros((4, n + 1), bool)
+    missing, words, marks, prose, slashes = np.zeros((5, n + 1), bool)
     missing[n] = True  # of code −1
-    odd = truth_words = False
+    odd = truth_words = zeros = False
     truths = True
     for k, text in enumerate(texts):
         if _PLAIN.fullmatch(text):
@@ -334,10 +343,12 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
             truths = False
             if text[0] in "+-.0123456789" and text.isascii():
                 numbers[k] = number(values[k] if isinstance(values[k], int) else text)  # which may be hexadecimal
-                days[k] = _day(text) if _DATE.fullmatch(text) else np.nan
+                days[k] = _day(_iso(text))
+                zeros = zeros or _ZEROS.fullmatch(text) is not None
             words[k] = np.isnan(numbers[k]) and np.isnan(days[k])
             marks[k] = words[k] and text.lower() in _MARKS
             prose[k] = words[k] and text.count(" ") >= 3
+            slashes[k] = words[k] and _SLASHED.fullmatch(text) is not None
     numbers = np.clip(numbers, -LARGE, LARGE)
 
     def coded() -> tuple[np.ndarray, list[str]]:
@@ -358,6 +369,8 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
         odd,
         ("words" if truth_words else "digits") if truths else "",
         int(prose[codes].sum()),
+        int(slashes[codes].sum()),
+        zeros,
     )
 
 
@@ -369,7 +382,7 @@ def _key(text: str, value: float, same: Texts) -> str:
         return (_as_written if same == "written" else _normal)(text, value)
     if same != "written" and text.lower() in _TRUTHS:
         return str(bool(value))
-    return _date_text(text) if text[:4].isdecimal() and _DATE.fullmatch(text) else text
+    return as_date(text)
 
 
 def _written(value: Any, name: str) -> str:
@@ -480,19 +493,37 @@ def _normal(text: str, value: float) -> str:
 
 
 def instant(value: Any) -> str:
-    """A date or an instant as the text that :func:`_date_text` makes of how it is written."""
-    return _date_text(value.isoformat())
+    """A date or an instant as the text that :func:`as_date` makes of how it is written."""
+    return _date_text(value.isoformat()) or value.isoformat()
 
 
-def _date_text(text: str) -> str:
-    """The one text for a date or an instant: 2024-01-31, and where the time is not midnight 2024-01-31 12:00:00."""
+def as_date(text: str) -> str:
+    """The one text of a date or an instant, however it is written; other texts as they are.
+
+    Example:
+        >>> as_date("31.1.2024"), as_date("2024-01-31T12:00"), as_date("1/31/2024")
+        ('2024-01-31', '2024-01-31 12:00:00', '1/31/2024')
+    """
+    return _date_text(_iso(text)) or text
+
+
+def _date_text(iso: str) -> str:
+    """2024-01-31, and where the time is not midnight 2024-01-31 12:00:00; empty if there is no such day."""
     try:
-        moment = datetime.datetime.fromisoformat(text[:26] if len(text) == 29 else text)  # nanoseconds
+        moment = datetime.datetime.fromisoformat(iso[:26] if len(iso) == 29 else iso)  # nanoseconds
     except ValueError:
-        return text
+        return ""
     if moment.tzinfo is not None:
         moment = moment.astimezone(datetime.UTC).replace(tzinfo=None)
     return str(moment.date()) if moment.time() == datetime.time() else str(moment)
+
+
+def _iso(text: str) -> str:
+    """A date or an instant as ISO 8601 writes it; empty of other texts."""
+    if dotted := _DOTTED.fullmatch(text):
+        day, month, year, time = dotted.groups("")
+        return f"{year}-{month:0>2}-{day:0>2}{time}"
+    return text if _DATE.fullmatch(text) else ""
 
 
 def _days(column: Any) -> np.ndarray:

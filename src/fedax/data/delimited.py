@@ -83,6 +83,8 @@ def read_csv(
     if not rows.num_rows:
         raise DataError(f"{path}: it has no rows below the names of columns; leave it out")
     exact = {*map(column_name, texts)} & {*names}
+    rows, left_out = _named(path, rows)
+    names = rows.column_names
     columns = {name: rows[name].to_pandas() if name in exact else stored(rows[name]) for name in names}
     del rows
     vote = read_numbers(path, columns, exact.union(map(column_name, drop)), decimal)
@@ -95,7 +97,7 @@ def read_csv(
     read = pandas.DataFrame(columns)
     usual = {"separated by {!r}": ",", "decimals with {!r}": ".", "text in {}": "UTF-8"}
     ways = zip(usual.items(), (separator, vote, found), strict=True)
-    read.attrs["written"] = ", ".join(way.format(this) for (way, other), this in ways if this != other)
+    read.attrs["written"] = ", ".join([*(way.format(this) for (way, other), this in ways if this != other), *left_out])
     return read
 
 
@@ -182,13 +184,48 @@ def _header(path: Path, content: bytes) -> tuple[list[str], str, int]:
 
 
 def names_of(path: Path, row: Sequence[str]) -> list[str]:
-    """The names of columns, from the cells of the first row."""
+    """The names of columns, from the cells of the first row; empty where there is none: see :func:`unnamed`."""
     names = [column_name(" ".join(name.split())) for name in row]
-    if "" in names or len({*names}) < len(names):
-        twice = next((name for k, name in enumerate(names) if name in names[:k]), "")
-        what = f"two columns are called {shown(twice)}" if twice else f"column {names.index('') + 1} has no name"
-        raise DataError(f"{path}: {what}; the first line has to name each column")
+    if twice := next((name for k, name in enumerate(names) if name and name in names[:k]), None):
+        raise DataError(f"{path}: two columns are called {shown(twice)}; the first line has to name each column")
     return names
+
+
+def unnamed(path: Path, at: int, cells: Sequence[str | None]) -> str:
+    """How a column without a name is left out, the index that pandas writes, and one without cells.
+
+    Args:
+        path: its file, for errors.
+        at: which column it is, from 0.
+        cells: [n] its texts.
+
+    Raises:
+        DataError: it has other cells.
+
+    Example:
+        >>> unnamed(Path("a.csv"), 0, ["0", "1"]), unnamed(Path("a.csv"), 4, [None, ""])
+        ('having an index in column 1, which is left out', 'having an empty column 5, which is left out')
+    """
+    if not any(cells):
+        return f"having an empty column {at + 1}, which is left out"
+    if at == 0 and all(cell == str(k) for k, cell in enumerate(cells)):
+        return "having an index in column 1, which is left out"
+    way_out = "the first line has to name each column"
+    index = "; pandas leaves its index out by to_csv(index=False)" if at == 0 else ""
+    raise DataError(f"{path}: column {at + 1} has cells and no name; {way_out}{index}")
+
+
+def _named(path: Path, rows: Any) -> tuple[Any, list[str]]:
+    """The columns that have a name, and how others are left out."""
+    kept, left_out = [], []
+    for k, name in enumerate(rows.column_names):
+        if name:
+            kept.append(k)
+        else:
+            left_out.append(unnamed(path, k, rows.column(k).to_pylist()))
+    if not kept:
+        raise DataError(f"{path}: no column has a name; the first line has to name each column")
+    return rows.select(kept), left_out
 
 
 def _rows(lines: Sequence[str], separator: str) -> list[tuple[list[str], int]]:
@@ -255,6 +292,7 @@ def _checked(path: Path, content: bytes, names: list[str], separator: str) -> An
     import pyarrow
 
     table: list[list[str]] = []
+    least = max((k + 1 for k, name in enumerate(names) if name), default=1)  # cells of a line
     spans: list[tuple[int, int]] = []  # lines of a row, and its first
     short: list[str] = []
     with io.TextIOWrapper(io.BytesIO(content), "utf-8", newline="") as file:
@@ -276,7 +314,7 @@ def _checked(path: Path, content: bytes, names: list[str], separator: str) -> An
                     if not header and [cell.strip() for cell in row[: len(names)]] == names:
                         raise DataError(f"{path}: {at} has the names of columns once more; leave it out")
                     spans += [(span, begin)] if span > 1 and not header else []
-                    header, cut = False, sizes if len(row) < len(names) else ""
+                    header, cut = False, sizes if len(row) < least else ""
                     short += [cut] if cut else []
                     table.append(row[: len(names)] + [""] * (len(names) - len(row)))
                 begin = rows.line_num + 1

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedax.data.cells import Cells, cells, few, shown
+from fedax.data.cells import Cells, as_date, cells, few, shown
 from fedax.errors import DataError, printable
 
 _FEW = 5  # cells that are shown of those that cannot be read
@@ -128,7 +128,7 @@ def doubts_of(columns: Iterable[tuple[Any, Cells, Any]], rows: int) -> Doubts:
                 add("far", far, column.limits)
         if column.kind == "category" and not column.other:
             texts, codes = read.texts
-            known = {*column.categories}
+            known = {*map(as_date, column.categories)}
             strange = np.array([text not in known for text in texts] + [False])  # the last: of missing ones
             add("category", strange[codes])
         if not column.missing:

@@ -26,6 +26,7 @@ class NumbersAndWords(extensions.ExtensionArray):
         words: different texts, none of which is a number.
 
     Example:
+        >>> import pandas
         >>> column = pandas.Series(NumbersAndWords([1.5, np.nan, np.nan], [-1, 0, -1], ["NA"]))
         >>> column.tolist(), column.isna().tolist()
         ([1.5, 'NA', nan], [False, False, True])

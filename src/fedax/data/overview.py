@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from fedax.data.cells import alike_numbers, few, number, shown, text_of
 from fedax.data.spellings import Counted, alike_words, repaired, two_codings, unshared
-from fedax.data.summaries import STAND_INS, Facts, Plan, Summary, merge, named
+from fedax.data.summaries import STAND_INS, Facts, Plan, Summary, as_number, merge, named, without_constant
 from fedax.data.transform import Document, Strict
 from fedax.errors import DataError, complete, printable
 
@@ -19,6 +19,7 @@ _COLUMNS = 60  # the most columns in the table, those with a note first
 _MOST_NOTES = 12  # notes of one kind that get a line each
 _OFTEN = 5  # occurrences of a value that are no chance
 _ENOUGH = 20  # rows, to conclude anything from
+_PARTS = 3  # training, validation and test
 
 _CLASSES = 60  # the most classes with counts by client
 _UNITS = (2.2046, 2.54, 10.0, 18.02, 38.67, 88.4, 100.0, 1000.0)
@@ -26,7 +27,7 @@ _UNITS = (2.2046, 2.54, 10.0, 18.02, 38.67, 88.4, 100.0, 1000.0)
 
 Looks = Literal[
     "coding", "copy", "gaps", "unshared", "alone", "code", "units", "rows",
-    "identifier", "date", "constant", "site", "spelling", "unread", "missing", "skewed", "log",
+    "identifier", "date", "constant", "site", "spelling", "unread", "missing", "skewed", "log", "zeros", "rare",
 ]  # fmt: skip
 
 
@@ -37,12 +38,13 @@ class Note(Strict):
     Args:
         column: its name; empty: it is on all rows.
         looks: of a label: ``"coding"``: it looks coded in two ways; ``"unshared"``: no two clients have a class in
-            common; ``"skewed"``: its logarithm may be the better target; ``"log"``: its logarithm is learned. Of a
-            column: ``"copy"`` of the label, ``"identifier"``, ``"date"``: it looks like one; ``"gaps"``: where it is
-            missing tells the label; ``"code"``: a number may stand for a missing value; ``"units"``: it may be in other
-            units at a client; ``"constant"``: nearly; ``"site"``: it tells the site; ``"spelling"``: one value is
-            written in several ways; ``"unread"``: cells cannot be read; ``"missing"``: in most rows of a site. Of all
-            rows: ``"alone"``: they are one client's; ``"rows"``: some stand several times.
+            common; ``"rare"``: a class has fewer rows than training, validation and test together need; ``"skewed"``:
+            its logarithm may be the better target; ``"log"``: its logarithm is learned. Of a column: ``"copy"`` of the
+            label, ``"identifier"``, ``"date"``: it looks like one; ``"gaps"``: where it is missing tells the label;
+            ``"code"``: a number may stand for a missing value; ``"units"``: it may be in other units at a client;
+            ``"constant"``: nearly; ``"site"``: it tells the site; ``"spelling"``: one value is written in several ways;
+            ``"unread"``: cells cannot be read; ``"zeros"``: leading ones make it a category; ``"missing"``: in most
+            rows of a site. Of all rows: ``"alone"``: they are one client's; ``"rows"``: some stand several times.
         why: what makes it look so.
 
     Example:
@@ -64,6 +66,7 @@ _LOOKS = {  # of one column, of several; the most serious first
     "gaps": ("tells the label by where it is missing", "tell the label by where they are missing"),
     "alone": ("there is one client only", ""),
     "unshared": ("has no class that two clients share", ""),
+    "rare": ("has a class in hardly any row", ""),
     "code": ("has a number that may stand for a missing value", "have numbers that may stand for missing values"),
     "units": ("may be in two units", "may be in two units"),
     "rows": ("some rows stand several times", ""),
@@ -71,6 +74,7 @@ _LOOKS = {  # of one column, of several; the most serious first
     "site": ("tells the site", "tell the site"),
     "unread": ("has cells that cannot be read", "have cells that cannot be read"),
     "spelling": ("has one value in several spellings", "have one value in several spellings"),
+    "zeros": ("has leading zeros", "have leading zeros"),
     "missing": ("is missing in most rows of a site", "are missing in most rows of a site"),
     "date": ("looks like a date", "look like dates"),
     "constant": ("is nearly constant", "are nearly constant"),
@@ -80,10 +84,12 @@ _LOOKS = {  # of one column, of several; the most serious first
 _WAYS_OUT = {  # where it is another one than to leave the column out
     "coding": "write them in one way; data.check_labels=false trains with each text as a class of its own",
     "alone": "",
+    "rare": "join it with another class, or leave its rows out",
     "code": "empty these cells, if it does",
     "units": "convert one of them, if it is",
     "rows": "they may be in training and in test; take them out, if they are one case",
     "spelling": "write it in one way, if it is one",
+    "zeros": "",
 }
 
 
@@ -231,7 +237,7 @@ class Overview(Document):
         lines = [f"{self.of} client{'s' * (self.of != 1)} with {self.rows[0]} rows: {clients}"]
         lines += class_lines(next((each.name for each in self.columns if each.kind == "label"), ""),
                              self.sites, self.classes, self.of)  # fmt: skip
-        for kind in ("number", "category", "date"):
+        for kind in ("number", "category", "date", "text"):
             if used := [each.name for each in self.columns if each.kind == kind]:
                 lines.append(f"used as {kind}: {few(used)}")
         if self.dropped:
@@ -285,8 +291,10 @@ def overview(
           10, 100, 1000, 2.54 or another usual factor;
         - to have one value in several spellings, if categories such as 1 and 1.0 are there beside words or codes, or
           some that differ in case, spaces, accents or encoding alone;
+        - to have leading zeros, if a cell such as 01067 makes a category of a column of numbers, or classes of a label;
         - to have cells that cannot be read, if a number or date has words, which then count as missing, or if labels
           are marks of a missing value, such as NA, which then are classes;
+        - to have a class in hardly any row, if it is a label, and a class has fewer than three rows in all;
         - skewed, if it is a label of numbers above 0 whose standard deviation is above their mean;
         - missing, if it is so in more than half the rows of a client with 20 rows or more.
 
@@ -306,6 +314,8 @@ def overview(
         [('ward', 'copy'), ('result', 'copy')]
     """
     by_client, answers = named(first), named(second)
+    if by_client.keys() == answers.keys():
+        plan = without_constant(plan, answers)
     facts = {
         name: [summary.facts.get(name, Facts(missing=summary.rows)) for summary in by_client.values()]
         for name in [*([plan.label] if plan.label is not None else []), *plan.columns, *plan.dropped]
@@ -313,12 +323,14 @@ def overview(
     notes, known = [*more, *_on_label(plan, answers)], {note.column for note in more}
     if plan.label is not None and plan.task == "classification":
         notes += _marks_as_class(plan.label, facts[plan.label], by_client)
+        notes += _leading_zeros(plan.label, "label", facts[plan.label])
     elif plan.label is not None:
         notes += _scale_of_label(plan, facts[plan.label])
     numbers = [plan.label] if plan.label is not None and plan.task == "regression" else []
     for name in plan.columns:
         note = None if name in known else _note(name, plan, facts[name], by_client, answers)
         notes += [] if note is None else [note]
+        notes += _leading_zeros(name, plan.columns[name].kind, facts[name])
         notes += _cannot_be_read(name, plan.columns[name].kind, facts[name], by_client)
         numbers += (
             [name] if plan.columns[name].kind == "number" and (note is None or note.looks != "identifier") else []
@@ -370,7 +382,8 @@ def class_lines(label: str, sites: Sequence[str], classes: Mapping[str, Sequence
         return []
     if len(classes) <= _FEW:
         parts = [
-            f"{_plain(name)} in {counts[0]} rows ({_by_client(sites, counts, of)})" for name, counts in classes.items()
+            f"{_plain(name)} in {counts[0]} row{'s' * (counts[0] != 1)} ({_by_client(sites, counts, of)})"
+            for name, counts in classes.items()
         ]
         return [f"label {shown(label)}: {'; '.join(parts)}"]
     parts = [f"{_plain(name)} {counts[0]}" for name, counts in list(classes.items())[:12]]
@@ -474,6 +487,10 @@ def _on_label(plan: Plan, answers: Mapping[str, Summary]) -> list[Note]:
     if why := two_codings(counts):
         return [Note(plan.label, "coding", why)]
     notes = [Note(plan.label, "unshared", why)] if (why := unshared(counts)) else []
+    total = sum(map(Counter, counts.values()), Counter[str]())
+    if total.total() >= _ENOUGH and (few_rows := [text for text, rows in sorted(total.items()) if rows < _PARTS]):
+        one = f"{few(few_rows)} {'have' if len(few_rows) > 1 else 'has'} fewer than {_PARTS} rows in all"
+        notes.append(Note(plan.label, "rare", f"{one}, one for each of training, validation and test"))
     return notes + ([Note(plan.label, "spelling", why)] if (why := _spellings(plan.texts, [*counts.values()])) else [])
 
 
@@ -570,6 +587,17 @@ def _cannot_be_read(name: str, kind: str, facts: Sequence[Facts], given: Mapping
     return [Note(name, "unread", f"no {kind} in {_by_site(shares)}")] if shares else []
 
 
+def _leading_zeros(name: str, kind: str, facts: Sequence[Facts]) -> list[Note]:
+    """Of what would be a number without them."""
+    if kind not in ("label", "category") or not any(each.zeros for each in facts):
+        return []
+    if any(each.words or each.dates for each in facts):
+        return []
+    if kind == "label":
+        return [Note(name, "zeros", 'used as classes; task="regression" takes them for numbers')]
+    return [Note(name, "zeros", f"used as categories; {as_number(name)}")]
+
+
 def _marks_as_class(label: str, facts: Sequence[Facts], given: Mapping[str, Summary]) -> list[Note]:
     marks = zip(given, facts, strict=True)
     shares = {client: each.marks / max(given[client].rows, 1) for client, each in marks if each.marks}
@@ -636,7 +664,8 @@ def _dated(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]) ->
     if kind == "category":
         texts = sum(counts, Counter())
         dates = sum(times for text, times in texts.items() if _DATED.fullmatch(text))
-        return "its texts are used as categories, for a date is written 2024-01-31" if dates > texts.total() / 2 else ""
+        why = "its texts are used as categories, for a date is written 2024-01-31 or 31.1.2024"
+        return why if dates > texts.total() / 2 else ""
     n, mean, m2 = merge([each.moments("number") for each in facts])
     if n < _ENOUGH or any(each.whole < each.numbers for each in facts):
         return ""

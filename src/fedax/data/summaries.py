@@ -13,7 +13,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -60,6 +60,8 @@ _CLASSES = 20  # the most different whole numbers of a label that are taken for 
 
 WORDS = 256  # features of a column of text
 
+_INDEX = "__index_level_0__"  # how pandas calls an index without a name in Parquet, which it does not read as a column
+
 KINDS = ("number", "category", "date", "text", "drop")
 Kind = Literal["number", "category", "date", "text"]
 
@@ -87,6 +89,8 @@ class Facts(Strict):
         odd: whether a cell is not written as numbers are: a word, or a number such as 007.
         truth: ``"words"``: all cells are truth values, some of them as words; ``"digits"``: all are 0 or 1; or ``""``.
         prose: of the words, those with text of four words or more.
+        slashes: of the words, those that look like a date such as 1/31/2024, which can be read in two ways.
+        zeros: whether a cell has leading zeros, as 007.
         above_zero: whether all numbers are above 0.
         codes: numbers such as −999 that stand far outside of the rest, in at least 5 rows each, and how often: of a
             fixed list of numbers that often stand for a missing value, so that no measured value is said.
@@ -109,13 +113,15 @@ class Facts(Strict):
     prose: int = 0
     above_zero: bool = False
     codes: dict[str, int] = field(default_factory=dict)
+    slashes: int = 0
+    zeros: bool = False
 
     def __post_init__(self) -> None:
         counts = [self.missing, self.numbers, self.dates, self.words, self.whole, self.different, self.commonest]
         if not all(number(code) in STAND_INS and times >= _OFTEN for code, times in self.codes.items()):
             raise DataError("codes have to be numbers that often stand for a missing value, in 5 rows at least")
         counts += [self.numbers - sum(self.codes.values())]
-        counts += [self.marks, self.words - self.marks, self.prose, self.words - self.prose]
+        counts += [part for each in (self.marks, self.prose, self.slashes) for part in (each, self.words - each)]
         moments = [self.mean, self.m2, self.day, self.day_m2]
         if min(counts) < 0 or max(counts) > 2**53 or min(self.m2, self.day_m2) < 0:
             raise DataError("counts and squares have to be at least 0")
@@ -368,6 +374,8 @@ def _facts(column: Cells) -> Facts:
         prose=column.prose,
         above_zero=bool(len(numbers) and (numbers > 0).all()),
         codes=_stand_ins(numbers),
+        slashes=column.slashes,
+        zeros=column.zeros,
     )
 
 
@@ -493,10 +501,10 @@ def plan(
 ) -> Plan:
     """What each column is, from the clients' first summaries.
 
-    A column where nine of ten values are numbers is a number, or a date; others there count as missing. Else it holds
-    categories, unless they identify rows: more than 9 of 10 texts differ within their clients, or at least half where
-    a client has more than 20, or a client has more than 1000. Such columns are dropped, and their texts never sent. So
-    are columns with one value, or none.
+    A column where nine of ten values are numbers is a number, or a date; others there count as missing. Else, or if a
+    cell has leading zeros, as postal codes have, it holds categories, unless they identify rows: more than 9 of 10
+    texts differ within their clients, or at least half where a client has more than 20, or a client has more than 1000.
+    Such columns are dropped, and their texts never sent. So are columns with one value, or none.
 
     Args:
         summaries: one a client, by its name or in a list.
@@ -537,6 +545,9 @@ def plan(
     for name, kind in chosen.items():
         if kind not in KINDS:
             raise ConfigError(f"columns.{name}", kind, f"give one of: {', '.join(KINDS)}")
+    has_index = _INDEX not in {label, *chosen} and any(_INDEX in each.facts for each in by_client.values())
+    index = _INDEX if has_index else ""
+    chosen |= {index: "drop"} if index else {}
     names = _same_columns({client: summary.facts for client, summary in by_client.items()}, chosen)
     to_drop = {*map(column_name, drop)}
     for name in chosen:
@@ -549,6 +560,7 @@ def plan(
     used: dict[str, Planned] = {}
     texts: Texts = "numeric"
     dropped = {name: "you said so" for name, kind in chosen.items() if kind == "drop"}
+    dropped |= {index: f"it is an index of pandas; {as_number(index)}"} if index else {}
     for name in names:
         if name == label or name in dropped:
             continue
@@ -665,14 +677,17 @@ def _decide(name: str, facts: Sequence[Facts], chosen: str | None, scaled: bool)
         truths = texts != "truth" and any(each.truth == "words" for each in facts)  # at some clients only
         many = max(each.different for each in facts) > _FEW and total[likely] >= 0.5 * said
         kind = likely.removesuffix("s") if (total[likely] >= 0.9 * said or many) and said and not truths else "category"
-        if kind == "number" and _differ_beyond_floats(facts):
+        if kind == "number" and (_differ_beyond_floats(facts) or any(each.zeros for each in facts)):
             kind = "category"
     if kind == "text":
         return Planned("text", missing=total["missing"] > 0, texts="whole")
     if kind == "category":
         if chosen is None and (why := identifying(facts)):
-            prose = 2 * sum(each.prose for each in facts) >= present
-            return f'{why}; columns={{{_bare(name)}="text"}} uses hashed words' if prose else why
+            if 2 * sum(each.prose for each in facts) >= present:
+                return f'{why}; columns={{{_bare(name)}="text"}} uses hashed words'
+            if 2 * sum(each.slashes for each in facts) >= present:
+                return f"{why}; write dates as 2024-01-31"
+            return f"{why}; {as_number(name)}" if likely == "numbers" and any(each.zeros for each in facts) else why
         return Planned("category", missing=total["missing"] > 0, texts=texts)
     texts = "truth" if texts == "truth" else "numeric"
     n, mean, m2 = merge([each.moments(kind) for each in facts])
@@ -691,6 +706,11 @@ def _differ_beyond_floats(facts: Sequence[Facts]) -> bool:
     """Whether these are whole numbers of more digits than a float has, and differ in those alone: names of things."""
     n, mean, m2 = merge([each.moments("number") for each in facts])
     return n > 0 and abs(mean) >= 2**53 and m2 <= (1e-12 * mean) ** 2 * n and any(each.different > 1 for each in facts)
+
+
+def as_number(name: str) -> str:
+    """How a column of codes with leading zeros becomes a number."""
+    return f'columns={{{_bare(name)}="number"}} makes it a number'
 
 
 def _bare(name: str) -> str:
@@ -778,7 +798,7 @@ def _task(label: str, facts: Mapping[str, Facts], task: Any) -> Any:
         what = f"label {shown(label)} is a number in {numbers} of {present} rows, but not in {present - numbers}"
         way_out = "correct these cells, leave their rows out, or say task='classification'"
         raise UnreadLabel(client, f"{what}, {each.present - each.numbers} of them here; {way_out}")
-    numbers = all(each.numbers and not each.words and not each.dates for each in facts.values())
+    numbers = all(each.numbers and not (each.words or each.dates or each.zeros) for each in facts.values())
     whole = numbers and all(each.whole == each.numbers for each in facts.values())
     few = max(each.different for each in facts.values()) <= _CLASSES
     return "regression" if numbers and not (whole and few) else "classification"
@@ -816,15 +836,11 @@ def fit(plan: Plan, summaries: Summaries, check_labels: bool = True) -> Transfor
         if {*summary.counts} != {*wanted} or summary.plan not in (None, plan.digest):
             raise DataError(f"{client}: its summary answers another plan; make it anew: summarize(table, plan)")
     columns = []
+    plan = without_constant(plan, by_client)
     for name, planned in plan.columns.items():
         counts = [summary.counts[name] for summary in by_client.values() if name in summary.counts]
         reach = [summary.reach[name] for summary in by_client.values() if name in summary.reach]
-        column = _fitted(name, planned, counts, plan, reach if len(reach) == len(by_client) else ())
-        if isinstance(column, Column):
-            columns.append(column)
-    dropped = plan.dropped | {
-        name: "all values are the same" for name in plan.columns if name not in {column.name for column in columns}
-    }
+        columns.append(_fitted(name, planned, counts, plan, reach if len(reach) == len(by_client) else ()))
     if not columns:
         raise DataError("columns: none is left to learn from; all values of each are the same")
     label = None
@@ -834,12 +850,23 @@ def fit(plan: Plan, summaries: Summaries, check_labels: bool = True) -> Transfor
             check_coding(plan.label, {client: each.by_text for client, each in by_class.items()})
         names = class_names(plan.label, [*by_class.values()], plan.positive) if classes else None
         label = Label(plan.label, names, plan.texts, plan.target)
-    return Transform(tuple(columns), label, dropped)
+    return Transform(tuple(columns), label, plan.dropped)
+
+
+def without_constant(plan: Plan, answers: Mapping[str, Summary]) -> Plan:
+    """The plan without the columns of categories that, by all clients' answers, have one value and no gap."""
+    constant = []
+    for name, planned in plan.columns.items():
+        counts = [summary.counts[name] for summary in answers.values() if name in summary.counts]
+        if planned.kind == "category" and not planned.missing and not any(each.rest for each in counts):
+            constant += [name] if len(set().union(*(each.by_text for each in counts))) == 1 else []
+    kept = {name: planned for name, planned in plan.columns.items() if name not in constant}
+    return replace(plan, columns=kept, dropped=plan.dropped | dict.fromkeys(constant, "all values are the same"))
 
 
 def _fitted(
     name: str, planned: Planned, counts: Sequence[Counts], plan: Plan, reach: Sequence[tuple[int, int]]
-) -> Column | None:
+) -> Column:
     if planned.kind == "category":
         return _categories(name, planned, counts, plan.max_categories)
     if planned.kind == "text":
@@ -860,7 +887,7 @@ def _limits(planned: Planned, reach: Sequence[tuple[int, int]]) -> tuple[float, 
     return max(planned.mean - below, -LARGE), min(planned.mean + above, LARGE)
 
 
-def _categories(name: str, planned: Planned, counts: Sequence[Counts], most: int) -> Column | None:
+def _categories(name: str, planned: Planned, counts: Sequence[Counts], most: int) -> Column:
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each.by_text)
@@ -869,7 +896,7 @@ def _categories(name: str, planned: Planned, counts: Sequence[Counts], most: int
     if not ranked:
         raise DataError(f"column {shown(name)}: the summaries hold no value of it; make them anew")
     if len(ranked) == 1 and not rest:
-        return Column(name, "flag", missing=True, texts=planned.texts) if planned.missing else None
+        return Column(name, "flag", missing=True, texts=planned.texts)
     other = rest > 0 or len(ranked) > most
     kept = tuple(sorted(ranked[:most]))
     return Column(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedax.data.cells import LARGE, CellError, Cells, Texts, as_pandas, cells, check_range, few, series, shown
+from fedax.data.cells import LARGE, CellError, Cells, Texts, as_date, as_pandas, cells, check_range, few, series, shown
 from fedax.data.doubts import Doubts, doubts_of
 from fedax.data.formats import parse_json
 from fedax.data.portable import sin_cos
@@ -32,7 +32,7 @@ class Strict:
 
 _LATER: dict[str, Any] = {"texts": "numeric", "marks": 0, "odd": False, "truth": "", "unread": (), "read": {},
                           "positive": None, "prose": 0, "hashed": 0, "above_zero": False, "target": None,
-                          "codes": {}, "classes": {}}  # fmt: skip
+                          "codes": {}, "classes": {}, "slashes": 0, "zeros": False}  # fmt: skip
 
 
 def _without_later(fields: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -385,9 +385,9 @@ def _fill(out: np.ndarray, read: Cells, column: Column, given: Any) -> None:
     if column.kind == "text":
         _hash(out[:, : column.hashed], *read.texts)
     if column.kind == "category":
-        feature_of = {category: k for k, category in enumerate(column.categories)}
-        rest = len(feature_of) if column.other else -1
-        of_missing = -1 if column.fill is None else feature_of[str(column.fill)]
+        feature_of = {as_date(category): k for k, category in enumerate(column.categories)}  # of old files: 31.1.2024
+        rest = len(column.categories) if column.other else -1
+        of_missing = -1 if column.fill is None else column.categories.index(str(column.fill))
         texts, codes = read.texts
         where = np.array([feature_of.get(text, rest) for text in texts] + [of_missing])[codes]
         rows = np.flatnonzero(where >= 0)

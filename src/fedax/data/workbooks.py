@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedax.data.cells import WIDE, column_name, instant, shown, text_of
-from fedax.data.delimited import names_of, read_numbers, stored
+from fedax.data.delimited import names_of, read_numbers, stored, unnamed
 from fedax.data.formats import need, reading, room
 from fedax.errors import DataError
 from fedax.files import regular
@@ -54,10 +54,14 @@ def read_workbook(path: Path, decimal: str | None = None, texts: Sequence[str] =
         raise DataError(f"{path}: sheet {shown(title)} has no rows below the names of columns; leave it out")
     columns = list(itertools.zip_longest(*rows, fillvalue=("", False)))
     kept = [column for column in columns if any(text for text, _ in column)]
-    for column in kept:
-        if not column[0][0]:
-            what = f"column {columns.index(column) + 1} has cells and no name in the first row"
-            raise DataError(f"{path}: sheet {shown(title)}: {what}; remove titles and merged cells above the table")
+    notes = [f"the first of {len(sheets)} sheets, {shown(title)}"] if len(sheets) > 1 else []
+    for column in [column for column in kept if not column[0][0]]:
+        try:
+            notes.append(unnamed(path, columns.index(column), [text for text, _ in column[1:]]))
+        except DataError as error:
+            way_out = f"in sheet {shown(title)} remove titles and merged cells above the table"
+            raise DataError(f"{error}; {way_out}") from None
+        kept.remove(column)
     names = names_of(path, [column[0][0] for column in kept])
     exact = {*map(column_name, texts)}
     written = {
@@ -74,7 +78,6 @@ def read_workbook(path: Path, decimal: str | None = None, texts: Sequence[str] =
         cells = pyarrow.array(merged, pyarrow.string(), from_pandas=True)
         read[name] = cells.to_pandas() if name in exact else stored(cells)
     table = pandas.DataFrame(read)
-    notes = [f"the first of {len(sheets)} sheets, {shown(title)}"] if len(sheets) > 1 else []
     table.attrs["written"] = ", ".join([*notes, *([f"decimals with {vote!r}"] if vote != "." else [])])
     return table
 
