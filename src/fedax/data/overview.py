@@ -231,7 +231,7 @@ class Overview(Document):
         lines = [f"{self.of} client{'s' * (self.of != 1)} with {self.rows[0]} rows: {clients}"]
         lines += class_lines(next((each.name for each in self.columns if each.kind == "label"), ""),
                              self.sites, self.classes, self.of)  # fmt: skip
-        for kind in ("number", "category", "date"):
+        for kind in ("number", "category", "date", "text"):
             if used := [each.name for each in self.columns if each.kind == kind]:
                 lines.append(f"used as {kind}: {few(used)}")
         if self.dropped:
@@ -561,7 +561,7 @@ def _scale_of_label(plan: Plan, facts: Sequence[Facts]) -> list[Note]:
     if n < _ENOUGH or std <= mean or not all(each.above_zero for each in facts if each.numbers):
         return []
     why = f"all above 0, mean {mean:.3g}, standard deviation {std:.3g}"
-    return [Note(plan.label, "skewed", f'{why}; target="log" learns its logarithm')]
+    return [Note(plan.label, "skewed", f'{why}; target="log" (--set data.target=log) learns its logarithm')]
 
 
 def _cannot_be_read(name: str, kind: str, facts: Sequence[Facts], given: Mapping[str, Summary]) -> list[Note]:

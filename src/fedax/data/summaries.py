@@ -672,7 +672,8 @@ def _decide(name: str, facts: Sequence[Facts], chosen: str | None, scaled: bool)
     if kind == "category":
         if chosen is None and (why := identifying(facts)):
             prose = 2 * sum(each.prose for each in facts) >= present
-            return f'{why}; columns={{{_bare(name)}="text"}} uses hashed words' if prose else why
+            option = shlex.quote(f"{name}=text")
+            return f'{why}; columns={{{_bare(name)}="text"}} (--column {option}) uses its words' if prose else why
         return Planned("category", missing=total["missing"] > 0, texts=texts)
     texts = "truth" if texts == "truth" else "numeric"
     n, mean, m2 = merge([each.moments(kind) for each in facts])
