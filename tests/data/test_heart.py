@@ -45,7 +45,7 @@ def test_four_hospitals_as_tables_of_one_s_own(tmp_path):
 
 def test_what_was_not_measured_is_said(tmp_path):
     lines = data.load("heart", written(tmp_path)).overview.lines()
-    assert any("chol 0 as not measured (2 of 2 rows)" in line and "switzerland" in line for line in lines)
+    assert any("missing: chol of 0 (2 of 2 rows)" in line and "switzerland" in line for line in lines)
     assert not any("cleveland" in line for line in lines)
 
 

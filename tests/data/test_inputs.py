@@ -46,14 +46,15 @@ def test_text_is_the_counts_of_its_words():
     assert read.client(0)["x"][2, 1:].tolist() == [0.0] * 256 + [1.0]
     (about,) = (each for each in read.overview.columns if each.name == "note")
     assert about.kind == "text" and about.missing[0] == 1 / 6
+    assert "used as text: 'note'" in read.overview.about()
     assert data.Transform.from_json(read.transform.to_json()) == read.transform
 
 
 def test_text_that_is_dropped_says_how_to_use_it():
     read = data.from_frames({"north": with_notes(0), "south": with_notes(1)}, label="ill")
-    assert read.transform.dropped["note"].endswith('columns={note="text"} uses hashed words')
+    assert read.transform.dropped["note"].endswith('columns={note="text"} (--column note=text) uses its words')
     names = pd.DataFrame({"age": range(24), "name": [f"N. N. {k}" for k in range(24)], "ill": ["no", "yes"] * 12})
-    assert "hashed" not in data.from_frames({"north": names}, label="ill").transform.dropped["name"]
+    assert "its words" not in data.from_frames({"north": names}, label="ill").transform.dropped["name"]
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

@@ -298,6 +298,7 @@ FRAME = pd.DataFrame({"age": [40.0, 50.0, 60.0], "ward": ["A", "A", "B"], "ill":
     [
         ({"a": FRAME}, {"label": "il"}, "label: .*column 'il'. did you mean 'ill'"),
         ({"a": FRAME}, {"columns": {"agee": "drop"}}, "columns.agee: .*did you mean 'age'"),
+        ({"a": FRAME}, {"drop": ["age, ward"]}, "drop: .*'age, ward'. these are 2: name each by itself"),
         ({"a": FRAME}, {"columns": {"age": "numeric"}}, "columns.age = 'numeric': .*number, category"),
         ({"a": FRAME}, {"task": "ranking"}, "task = 'ranking'"),
         ({"a": FRAME}, {"scale": "minmax"}, "scale = 'minmax'"),

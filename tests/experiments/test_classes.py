@@ -12,6 +12,7 @@ import fedax
 from fedax.errors import ConfigError
 from fedax.experiments import build, classes, clients, execute, new_folder, predictions, write_report
 from fedax.experiments.defaults import comparison
+from fedax.experiments.summary import facts
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,7 @@ def test_figures_are_of_the_rarer_class_and_say_so(done):
     text = "AUC, F1, Precision and Recall are of class ja."
     assert text in (record.folder / "report.html").read_text()
     assert clients.positive_text(record, ["test_loss", "test_accuracy"]) == ""
+    assert "drop" not in facts(record.config, [1], 1)["Partition"]  # an empty list
 
 
 def test_the_positive_class_is_what_the_configuration_says(config):
@@ -141,7 +143,7 @@ def test_the_report_and_the_summary_have_them_by_class(done):
         assert text in section, text
     for count in np.ravel(of["confusion"]):
         assert f">{count}<" in section.replace("\u202f", ""), count
-    assert section.count("<details") == 2 and "class ja (recall)" in classes.text(record, "fedavg")
+    assert section.count("<details") == 2 and "class ja from a probability" in classes.text(record, "fedavg")
 
 
 def test_predictions_have_the_decision_and_its_threshold(done, tmp_path):

@@ -209,6 +209,9 @@ def test_what_cannot_be_predicted_is_an_error(exported, tmp_path):
     (tmp_path / "new.csv").write_text("age;seen;ward;grade;smoker;empty\n61;2020-02-29;01;1.0;True;x\n")
     with pytest.raises(ValueError, match="age;seen"):
         exported.main(tmp_path / "new.csv")
+    (tmp_path / "new.csv").write_text("age;seen;ward;grade;smoker;empty\n61,5;2020-02-29;01;1.0;True;x\n")
+    with pytest.raises(ValueError, match=r"2 cells.*commas between"):
+        exported.main(tmp_path / "new.csv")
 
 
 def test_models_that_cannot_be_exported_are_refused_by_name(tmp_path):
@@ -246,7 +249,7 @@ def test_the_card_and_the_command(tmp_path, monkeypatch):
     sets = [word for option in options for word in ("--set", option)]
     assert (
         run_cli(
-            "compare", "csv", *sets, "--methods", "fedavg", "--rounds", "3", "--seeds", "3", "--out", "run"
+            "compare", "csv", *sets, "--methods", "fedavg", "--no-tune", "--rounds", "3", "--seeds", "3", "--out", "run"
         ).exit_code
         == 0
     )
@@ -266,6 +269,10 @@ def test_the_card_and_the_command(tmp_path, monkeypatch):
     assert run_cli("predict", "run/models/fedavg-seed1.safetensors", "north.csv", "--out", "p.csv").exit_code == 0
     program = [sys.executable, "fedavg-seed1-numpy/model.py", "north.csv"]
     printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    (tmp_path / "cut.csv").write_text("id,age,ill\n1,5\n")
+    for words, said in {"cut.csv": "error: cut.csv: a row has 2 cells", "": "usage"}.items():
+        ended = subprocess.run([*program[:2], *words.split()], capture_output=True, text=True)
+        assert (ended.returncode, ended.stderr.count("\n")) == (1, 1) and ended.stderr.startswith(said)
     (tmp_path / "q.csv").write_text(printed)
     ours, theirs = pandas.read_csv("p.csv"), pandas.read_csv("q.csv")
     assert (ours["prediction"] == theirs["prediction"]).all() and [*theirs] == ["prediction", "p no", "p yes"]

@@ -157,7 +157,7 @@ def print_table(console: "Console", table: Any) -> None:
         dropped.insert(0, table.columns.pop().header)
     console.print(table)
     if dropped:
-        console.print(f"[dim]No room here for: {', '.join(dropped)}. The report has them.[/]")
+        console.print(f"[dim]No room here for {', '.join(dropped)}: see the report.[/]")
 
 
 def bullets(sentences: list[str]) -> Any:

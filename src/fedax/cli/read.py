@@ -90,8 +90,8 @@ def export(
 
     \b
     The folder has
-      model.py        python model.py new.csv prints what fedax predict writes; in
-                      Python: from model import predict, predict_proba. It needs NumPy.
+      model.py        python model.py new.csv prints predictions and probabilities;
+                      in Python: from model import predict, predict_proba. It needs NumPy.
       cells.py        how cells of tables are read: the same as in training
       MODEL_CARD.md   data, method, privacy, figures with intervals, and limits
       and the model   weights.npz; an estimator of scikit-learn, model.joblib; or
@@ -139,7 +139,7 @@ def diagnose(
       fedax diagnose runs/digits-1
 
     Exit code 1: a method diverged, or ended worse than it began (the others are
-    finished, all is written). It says nothing else.
+    finished, all is written).
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
     Exit code 70: a defect of fedax; the last line says where its traceback is.
     Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, as fedax run.

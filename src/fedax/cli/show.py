@@ -94,7 +94,7 @@ def show_choices(console: "Console", experiment: "Experiment", folder: pathlib.P
 
 
 def show_results(console: "Console", record: "Record") -> None:
-    """Show the table of final figures, the verdict, and notes."""
+    """Show the table of final figures, the verdict, notes, and how to read them."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -132,9 +132,8 @@ def show_results(console: "Console", record: "Record") -> None:
         times = (show(column, m.cost(column)) for column in ("seconds", *clocked))
         table.add_row(escape(m.label), *cells, traffic, *times)
     print_table(console, table)
-    console.print(f"[dim]{escape(' '.join(legend))}[/]")
-    for sentence in (*summary.verdict(problem), *noted.too_good(problem), *summary.spending(problem)):
-        console.print(escape(sentence))
+    for k, sentence in enumerate((*summary.verdict(problem), *noted.too_good(problem), *summary.spending(problem))):
+        console.print(f"[bold]{escape(sentence)}[/]" if k == 0 else escape(sentence))
     if positive := clients.positive_text(record, columns):
         console.print(escape(positive), highlight=False)
     if (majority := record.about.get("majority")) is not None:
@@ -148,6 +147,7 @@ def show_results(console: "Console", record: "Record") -> None:
             console.print(escape(worst), highlight=False)
     for sentence in clients.left_out(record.folder):
         console.print(escape(sentence), highlight=False)
+    console.print(f"[dim]{escape(' '.join(legend))}[/]")
 
 
 def show_diagnosis(console: "Console", record: "Record") -> None:

@@ -72,7 +72,7 @@ def run(
       fedax run experiment.toml --coordinator node1:7000 --num-processes 4 --process-id 0
 
     Exit code 1: a method diverged, ended worse than it began, or was stopped by its
-    guard (the others are finished, all is written). It says nothing else.
+    guard (the others are finished, all is written).
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
     Exit code 3, or 134 where JAX sees it first: another process was lost.
     Exit code 70: a defect of fedax; the last line says where its traceback is.
@@ -151,8 +151,8 @@ def compare(
 ) -> None:
     """Compare methods on your tables or on a data set, with settings that suit it.
 
-    Tables are .csv (also .tsv, .txt, .xlsx, packed by gzip), .parquet or .arrow. What
-    is called as a data set is a file with ./ before it. Clients differ in how much they
+    Tables are .csv (also .tsv, .txt, .xlsx, packed by gzip), .parquet or .arrow; one
+    that has the name of a data set needs ./ before it. Clients differ in how much they
     work, as in FedNova's experiments; those of most data sets also in their data. All
     choices are shown, can be changed, and are kept in the run folder as config.toml.
 
@@ -169,7 +169,7 @@ def compare(
       fedax compare digits --on dask:tcp://node1:8786 --out runs/digits
 
     Exit code 1: a method diverged, or ended worse than it began (the others are
-    finished, all is written). It says nothing else.
+    finished, all is written).
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
     Exit code 70: a defect of fedax; the last line says where its traceback is.
     Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
@@ -262,7 +262,7 @@ def sweep(
       fedax sweep experiment.toml --on slurm:short
 
     Exit code 1: a method diverged, or ended worse than it began, wherever it was
-    tried (all is written). It says nothing else.
+    tried (all is written).
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
     Exit code 70: a defect of fedax; the last line says where its traceback is.
     Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under

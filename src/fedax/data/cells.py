@@ -99,6 +99,8 @@ def no_column(field: str, name: str, names: Sequence[str]) -> DataError:
     """The error for a column that is not there, with the nearest one."""
     near = difflib.get_close_matches(name[:_LONG], [each[:_LONG] for each in names], n=1, cutoff=0.6)
     hint = f"did you mean {shown(near[0])}? " if near else ""
+    if len(several := [each.strip() for each in name.split(",")]) > 1 and {*several} <= {*names}:
+        hint = f"these are {len(several)}: name each by itself. "
     return DataError(f"{field}: there is no column {shown(name)}. {hint}There are: {few(names)}")
 
 

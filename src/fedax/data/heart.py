@@ -65,8 +65,8 @@ def heart(folder: str | os.PathLike | None = None, drop: Sequence[str] = (), pos
         for column in _POSITIVE:
             zero = table[column].map(lambda cell: cell != "" and float(cell) == 0)
             if zero.any():
-                way = f"{column} 0 as not measured ({zero.sum()} of {len(table)} rows)"
-                said[path.name] = f"{said[path.name]}, {way}" if path.name in said else way
+                way = f"{column} of 0 ({zero.sum()} of {len(table)} rows)"
+                said[path.name] = f"{said[path.name]}, {way}" if path.name in said else f"missing: {way}"
                 table[column] = table[column].mask(zero, "")
         table["disease"] = np.where(table.pop("num") == "0", "no", "yes")
         frames[name] = table

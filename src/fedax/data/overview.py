@@ -578,7 +578,7 @@ def _scale_of_label(plan: Plan, facts: Sequence[Facts]) -> list[Note]:
     if n < _ENOUGH or std <= mean or not all(each.above_zero for each in facts if each.numbers):
         return []
     why = f"all above 0, mean {mean:.3g}, standard deviation {std:.3g}"
-    return [Note(plan.label, "skewed", f'{why}; target="log" learns its logarithm')]
+    return [Note(plan.label, "skewed", f'{why}; target="log" (--set data.target=log) learns its logarithm')]
 
 
 def _cannot_be_read(name: str, kind: str, facts: Sequence[Facts], given: Mapping[str, Summary]) -> list[Note]:

@@ -684,7 +684,8 @@ def _decide(name: str, facts: Sequence[Facts], chosen: str | None, scaled: bool)
     if kind == "category":
         if chosen is None and (why := identifying(facts)):
             if 2 * sum(each.prose for each in facts) >= present:
-                return f'{why}; columns={{{_bare(name)}="text"}} uses hashed words'
+                option = shlex.quote(f"{name}=text")
+                return f'{why}; columns={{{_bare(name)}="text"}} (--column {option}) uses its words'
             if 2 * sum(each.slashes for each in facts) >= present:
                 return f"{why}; write dates as 2024-01-31"
             return f"{why}; {as_number(name)}" if likely == "numbers" and any(each.zeros for each in facts) else why

@@ -301,13 +301,13 @@ def text(record: Record, label: str) -> str:
     if about is None or len(about["names"]) != 2:
         return ""
     positive, threshold = about["names"][-1], about["threshold"]
-    where = "For the more probable class"
+    where = "if it is the more probable class"
     if np.isfinite(threshold):
-        where = f"From a probability of {threshold:.3g} on, the best F1 on validation"
+        where = f"from a probability of {threshold:.3g} on, which has the best F1 on validation"
     recall, precision = about["recall"][positive], about["precision"][positive]
     return (
-        f"{where}, {label} finds {_percent(recall)} of class {positive} (recall); of the rows that it calls so, "
-        f"{_percent(precision)} are (precision)."
+        f"Deciding for class {positive} {where}, {label} finds {_percent(recall)} of its rows (recall), "
+        f"and is right in {_percent(precision)} of such decisions (precision)."
     )
 
 

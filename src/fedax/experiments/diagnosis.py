@@ -130,8 +130,8 @@ def why(record: Record) -> str:
         return text + _reworded(str(diagnoses[tried[0]]["verdict"]))
     if tried:
         return text + (
-            f"Its figures alone would speak for {tried[0]}, which was tried here and did not do better; repeat the "
-            "comparison with more rounds before you pay for it."
+            f"The figures of {chosen.label} would speak for {tried[0]}, which was tried here and did not do better; "
+            "repeat the comparison with more rounds before you pay for it."
         )
     return text + _reworded(str(diagnosis["verdict"]), str(diagnosis.get("method", "")))
 

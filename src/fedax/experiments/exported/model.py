@@ -118,6 +118,9 @@ def main(path: str) -> None:
     with open(path, encoding="utf-8-sig", newline="") as file:
         head, *lines = (line for line in csv.reader(file, skipinitialspace=True) if any(line))
     names = [column_name(" ".join(name.split())) for name in head]
+    if other := [line for line in lines if len(line) != len(names)]:
+        what = f"a row has {len(other[0])} cells and the first line {len(names)} names"
+        raise ValueError(f"{what}; write cells with commas between them, and decimal points")
     found = answered([dict(zip(names, line, strict=True)) for line in lines])
     table = [["prediction", *(f"p {name}" for name in about()["names"])]]
     if about()["labels"]:
@@ -128,4 +131,9 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 2:
+        sys.exit("usage: python model.py new.csv")
+    try:
+        main(sys.argv[1])
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {sys.argv[1]}: {error}")

@@ -40,7 +40,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     unnamed = "given" if of_user or data["name"] == PYTHON else "generated"
     if of_user:  # most settings have their default
         defaults = FEDERATIONS.get(data["name"]).arguments
-        data = {name: value for name, value in data.items() if name == "name" or defaults.get(name) != value}
+        data = {k: value for k, value in data.items() if k == "name" or value not in (defaults.get(k), [], {})}
     if "split" in data:
         data = data | {"split": " / ".join(f"{data['split'][part]:g}" for part in ("train", "val", "test"))}
     dealt = dealt or _settings({k: v for k, v in data.items() if k not in hidden}, "partition", unnamed)
@@ -149,8 +149,8 @@ def rates(tuned: Mapping[str, Any]) -> str:
 
     Example:
         >>> rates({"fedavg": {"tried": [0.01, 0.1, 1.0], "lr": 0.1}})
-        'the best of 0.01, 0.1 and 1 by validation loss for each method: fedavg 0.1; baselines alike'
+        'the best of 0.01, 0.1 and 1 by validation loss for each method: fedavg 0.1; baselines likewise'
     """
     *some, last = (f"{rate:g}" for rate in sorted({rate for each in tuned.values() for rate in each["tried"]}))
     ends = ", ".join(f"{label} {each['lr']:g}" for label, each in tuned.items())
-    return f"the best of {', '.join(some)} and {last} by validation loss for each method: {ends}; baselines alike"
+    return f"the best of {', '.join(some)} and {last} by validation loss for each method: {ends}; baselines likewise"

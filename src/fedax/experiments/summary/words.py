@@ -211,7 +211,7 @@ def _worth(problem: ProblemResults) -> list[str]:
             sentences.append(f"Of clients that train alone: {ends}; one seed does not tell this from chance.")
         elif not alone_is_better(problem):
             against = f"{alone.label} is {_lead(alone.column, alone.gap, 1, 'clients that train alone')}"
-            worth = {1: "A common model is worth it: ", 0: "Whether a common model is worth it is not told: ", -1: ""}
+            worth = {1: "A common model is worth it: ", 0: "Whether a common model is worth it is not clear: ", -1: ""}
             sentences.append(f"{worth[alone.side(alone.gap)]}{against}, {ends}{_on(alone)}.")
         if alone.clients:
             sides = alone.sides
@@ -270,7 +270,7 @@ def _name(column: str) -> str:
 
 def _few(names: Sequence[str]) -> str:
     """The first of some names."""
-    return _list(names) if len(names) <= _SHOWN else f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
+    return _list(names) if len(names) <= _SHOWN + 1 else f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -279,11 +279,11 @@ def _named(names: Sequence[str]) -> str:
 
 def _coverage(problem: ProblemResults) -> list[str]:
     """Sentences on what the interval and the verdict cover, and what they do not."""
-    correct = ", corrected for all pairs of methods" if len(problem.p) > 1 else ""
+    correct = ", for all pairs of methods together" if len(problem.p) > 1 else ""
     config = problem.records[0].config
     covered = problem.covered or chance.covered(config, str(problem.judge), examples=False, clients=0)
     times = f"{len(problem.seeds)} {'splits' if chance.SPLIT in covered else 'seeds'}"
-    sentences = [f"This covers {_list(covered)}: {_test_of(problem)} over {times}{correct}."]
+    sentences = [f"Intervals and p cover chance in {_list(covered)}: {_test_of(problem)} over {times}{correct}."]
     data, part = config["data"], chance.part_of(problem.judge)
     if not problem.sure:
         way_out = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
