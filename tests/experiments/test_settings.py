@@ -23,10 +23,11 @@ REST = {
 # Of each type that TOML has.
 VALUES = [True, 1, -1.5, "", "x", "a\0b", [], [1], [["x"]], {}, {"x": 1}, {"x": {"y": "z"}}, datetime.date(2026, 1, 2)]
 USEFUL = {  # those of them that a setting of data may have; a column is called by the digits of a number
-    "label": [1], "max_categories": [1], "drop_missing_labels": [True], "columns": [{}], "drop": [[]],
+    "label": [1], "positive": [1], "max_categories": [1], "drop_missing_labels": [True],
+    "check_labels": [True], "columns": [{}], "drop": [[]],
     "encoding": [""], "clients": [1], "seed": [1], "split": [{}], "size": VALUES,  # these have no pictures
 }  # fmt: skip
-DATA = ("csv", "parquet", "arrow", "folder", "images", "hdf5")
+DATA = ("csv", "parquet", "arrow", "folder", "images", "hdf5", "leaf")
 EVERYWHERE = ("name", "clients", "partition", "seed", "weights", "split")
 
 

@@ -121,7 +121,7 @@ def test_new_patients(story, tmp_path):
         ("new.csv", "none/p.csv", "there is no such folder"),
         ("short.csv", "p.csv", "there is no column 'glucose'"),
         ("none.csv", "p.csv", "none.csv: cannot be read"),
-        ("new.txt", "p.csv", "give a .csv, .parquet or .npy file"),
+        ("new.txt", "p.csv", "give a .csv"),
         ("new.npy", "p.csv", "x: examples of shape"),
     ],
 )

@@ -237,7 +237,7 @@ def test_check_reads_what_its_options_say(sites):
     assert "positive class: 'no'" in output
     assert "positive = 'maybe'" in output_of("check", "all.parquet", "--label", "ill", "--positive", "maybe", code=2)
     assert "decimal" in output_of("check", "all.parquet", "--label", "ill", "--decimal", ",", code=2)
-    assert "files = " in output_of("check", "nothing.txt", "--label", "ill", code=2)
+    assert "no such file" in output_of("check", "nothing.txt", "--label", "ill", code=2)
 
 
 def test_a_label_in_two_codings_over_sites(sites):

@@ -118,7 +118,7 @@ def test_no_client_is_called_so_that_a_file_lands_elsewhere():
 def test_the_configuration_is_that_of_a_comparison_and_a_run_takes_it():
     _write_experiment(pathlib.Path("experiment.toml"), 522, 24)
     tables = with_nodes_data(read_toml("experiment.toml"), None)
-    assert tables["data"]["split"] == {"val": 0.15, "test": 0.15} and tables["run"]["baselines"]
+    assert tables["data"]["split"] == {"val": 0.15, "test": 0.15, "stratify": "rare"} and tables["run"]["baselines"]
     assert [method["name"] for method in tables["methods"]] == ["fedavg", "fedprox", "fednova"]
     assert tables["run"]["seeds"] == 10 and tables["run"]["split_seeds"]
     _write_experiment(pathlib.Path("large.toml"), 10**8, 24)
