@@ -71,7 +71,6 @@ LEFT_OUT = {
     "fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --roster": "needs other nodes' "
     "keys: tests/flower/test_deploy.py",
     "fedax check mine.py:MyMethod": "tests/test_conformance.py has a method of its own",
-    "FEDAX_DATA=~/data fedax compare mnist": "needs a download",
     "useradd --system": "makes a user: tests/flower/test_it.py verifies the units",
     "python3 -m venv /opt/fedax": "installs; .ci/run does it",
     "cp packaging/fedax-link.service": "installs: tests/flower/test_it.py verifies the units",
