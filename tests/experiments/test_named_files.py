@@ -97,7 +97,7 @@ def test_other_kinds_of_folders(here):
         (["nowhere.csv"], "there is no such file or folder"),
         (["nowhere/*.csv"], "no file fits this pattern"),
         ([""], "data = '': there is no such file"),
-        (["nowhere"], "no such file, folder or data set; There are: .*digits"),
+        (["xyz"], "no such file, folder or data set; There are: .*digits"),
         (["experiment.toml"], "fedax run runs it"),
         (["hospitals/north.csv", "digits"], r"one data set, or files alone; .* \./digits"),
         (["digitts"], "did you mean 'digits'"),

@@ -92,7 +92,7 @@ def check(
     from fedax.errors import ConfigError
 
     readers: dict[str, Callable[..., Any]] = {"csv": from_csv, "parquet": from_parquet, "arrow": from_arrow}
-    where = data_at([str(file) for file in files])
+    where = data_at([str(file) for file in files], "files")
     if (name := where.pop("name")) not in readers:
         raise ConfigError("files", str(files[0]), "these are no tables; there is nothing to check")
     written = {"decimal": decimal, "encoding": encoding}

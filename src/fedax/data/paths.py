@@ -23,11 +23,12 @@ _OF_READERS = {".csv", ".parquet"}  # of a folder the readers find these by them
 _WHAT = "give .csv, .tsv, .txt, .xlsx or .parquet files, or a folder of them, or of .arrow"
 
 
-def data_at(paths: Sequence[str]) -> dict[str, Any]:
+def data_at(paths: Sequence[str], field: str = "data") -> dict[str, Any]:
     """The section data of a configuration for these files or folders: the name of the data set, and where it is.
 
     Args:
         paths: files, folders and patterns: tables, Arrow data sets, pictures, what :meth:`FederatedData.save` wrote.
+        field: what errors call them; "data": it may also be the name of a data set.
 
     Raises:
         ConfigError: nothing is there; nothing that fedax reads; files of several kinds.
@@ -41,11 +42,11 @@ def data_at(paths: Sequence[str]) -> dict[str, Any]:
         ...     found["name"], found["files"] == place
         ('csv', True)
     """
-    files = [file for path in paths for file in _files_at(path)]
+    files = [file for path in paths for file in _files_at(path, field)]
     first = {str(_kind(file)): file for file in reversed(files)}
     if len(first) > 1:
         which = ", ".join(name_of(str(first[kind])) for kind in sorted(first))
-        raise ConfigError("data", " ".join(paths), f"files of several kinds: {which}; name those of one kind")
+        raise ConfigError(field, " ".join(paths), f"files of several kinds: {which}; name those of one kind")
     (name,) = first
     if name in ("csv", "parquet"):
         alone = len(paths) == 1 and (not os.path.isdir(paths[0]) or {_ending(file) for file in files} <= _OF_READERS)
@@ -53,11 +54,11 @@ def data_at(paths: Sequence[str]) -> dict[str, Any]:
     else:
         places = [*dict.fromkeys(map(_folder_of, paths))] if name == "arrow" else list(paths)
         if len(places) > 1 and name != "arrow":
-            raise ConfigError("data", " ".join(paths), f"of {name} give one folder")
+            raise ConfigError(field, " ".join(paths), f"of {name} give one folder")
     for place in places:
         if name_of(place) != place:  # a configuration is UTF-8
             way_out = "this is not in UTF-8; rename it, or give its folder or a pattern such as *.csv"
-            raise ConfigError("data", name_of(place), way_out)
+            raise ConfigError(field, name_of(place), way_out)
     return {"name": name, _SETTINGS[name]: places[0] if len(places) == 1 else places}
 
 
@@ -76,7 +77,7 @@ def title_of(paths: Sequence[str]) -> str:
     return name_of(Path(os.path.commonpath(folders)).name) or "tables"
 
 
-def _files_at(path: str) -> list[Path]:
+def _files_at(path: str, field: str) -> list[Path]:
     """The files that a path names; of a folder those that fedax reads, the text files only if there are no others.
 
     An Arrow data set, pictures and saved examples stand for themselves: one file of each.
@@ -90,16 +91,17 @@ def _files_at(path: str) -> list[Path]:
         texts = [file for file in tables if _ending(file) == ".txt"]  # one may say what the others are
         if found := [file for file in tables if file not in texts] or [*itertools.islice(_below(place), 1)] or texts:
             return found
-        raise ConfigError("data", path, f"nothing that fedax reads is in this folder; {_WHAT}")
+        raise ConfigError(field, path, f"nothing that fedax reads is in this folder; {_WHAT}")
     files = [place] if place.exists() else [Path(each) for each in sorted(glob.glob(path, recursive=True))]
     files = sorted((file for file in files if file == place or not _hidden(file)), key=_by_name)
     if not files:
         what = "no file fits this pattern" if glob.has_magic(path) else "there is no such file or folder"
-        raise ConfigError("data", path, f"{what}; {_WHAT}, or the name of a data set (fedax list data)")
+        set_too = ", or the name of a data set (fedax list data)" if field == "data" else ""
+        raise ConfigError(field, path, f"{what}; {_WHAT}{set_too}")
     for file in files:
         if file.is_dir() or _kind(file) is None:
             hint = "it is a configuration: fedax run runs it" if file.suffix.lower() == ".toml" else _WHAT
-            raise ConfigError("data", str(file), hint)
+            raise ConfigError(field, str(file), hint)
     return files
 
 
