@@ -10,7 +10,17 @@ import sklearn.metrics as sk
 
 import fedax
 from fedax.errors import ConfigError
-from fedax.experiments import build, classes, clients, execute, new_folder, predictions, write_report
+from fedax.experiments import (
+    build,
+    classes,
+    clients,
+    execute,
+    new_folder,
+    noted,
+    predictions,
+    summary,
+    write_report,
+)
 from fedax.experiments.defaults import comparison
 from fedax.experiments.summary import facts
 
@@ -53,6 +63,19 @@ def test_figures_are_of_the_rarer_class_and_say_so(done):
     assert text in (record.folder / "report.html").read_text()
     assert clients.positive_text(record, ["test_loss", "test_accuracy"]) == ""
     assert "drop" not in facts(record.config, [1], 1)["Partition"]  # an empty list
+
+
+def test_an_accuracy_that_a_guess_has_too_is_said(done):
+    _, record = done
+    (problem,) = summary.problems([record])
+    accuracy = np.mean((problem.chosen or problem.best).final("test_accuracy"))
+    guess = record.about["majority"]["accuracy"]
+    said = "no better than always class nein" in " ".join(noted.doubtful(problem))
+    assert said == (accuracy <= guess)
+    for other, worse in ((accuracy, True), (accuracy - 1e-6, False)):
+        record.about["majority"]["accuracy"] = float(other)
+        assert bool(noted.doubtful(problem)) == worse
+    record.about["majority"]["accuracy"] = guess
 
 
 def test_the_positive_class_is_what_the_configuration_says(config):

@@ -132,7 +132,7 @@ def show_results(console: "Console", record: "Record") -> None:
         times = (show(column, m.cost(column)) for column in ("seconds", *clocked))
         table.add_row(escape(m.label), *cells, traffic, *times)
     print_table(console, table)
-    for k, sentence in enumerate((*summary.verdict(problem), *noted.too_good(problem), *summary.spending(problem))):
+    for k, sentence in enumerate((*summary.verdict(problem), *noted.doubtful(problem), *summary.spending(problem))):
         console.print(f"[bold]{escape(sentence)}[/]" if k == 0 else escape(sentence))
     if positive := clients.positive_text(record, columns):
         console.print(escape(positive), highlight=False)

@@ -52,19 +52,28 @@ def brief(config: Mapping[str, Any], overview: Overview | None) -> list[str]:
     return about + notes
 
 
-def too_good(problem: ProblemResults) -> list[str]:
-    """A sentence where a method is better on held-out examples than real data let it be; none where none is.
+def doubtful(problem: ProblemResults) -> list[str]:
+    """A sentence where results on held-out examples are better than real data let them be, or no better than a guess.
 
     An AUC of 0.999 or an accuracy of 1 is mostly a column that is known only after the label, or rows that stand in
-    training and in test.
+    training and in test. A guess is always the most frequent class.
     """
+    methods = [m for m in (problem.chosen, problem.best, *problem.methods) if m is not None]
     for column, least in _TOO_GOOD.items():
-        methods = [m for m in (problem.best, *problem.methods) if m is not None and column in metrics([m])]
-        found = {m.label: float(np.mean(m.final(column))) for m in methods if m.final(column).size}
+        found = {
+            m.label: float(np.mean(m.final(column))) for m in methods if column in metrics([m]) and m.final(column).size
+        }
         if good := [label for label, value in found.items() if value >= least]:
             what = f"{good[0]}: {describe(column).label} {show(column, found[good[0]])}"
             look = "look for a column that is known only after the label, and for rows that are in training and in test"
             return [f"Too good to be true? {what}; {look}."]
+    majority, column = problem.records[0].about.get("majority"), "test_accuracy"
+    if majority is not None and column in metrics(methods[:1]) and methods[0].final(column).size:
+        accuracy = float(np.mean(methods[0].final(column)))
+        if accuracy <= majority["accuracy"]:
+            guess = f"always class {majority['class']}, {show(column, majority['accuracy'])}"
+            what = f"By accuracy, {show(column, accuracy)}, {methods[0].label} is no better than {guess}"
+            return [f"{what}: judge it by AUC, recall and precision."]
     return []
 
 

@@ -156,7 +156,7 @@ def _facts(records: Sequence[Record]) -> dict[str, str]:
 def _conclusion(records: Sequence[Record], problems: Sequence[ProblemResults]) -> list[str]:
     """Sentences: the best method of each problem, and the verdicts of diagnoses."""
     if len(problems) == 1:
-        sentences = summary.verdict(problems[0]) + noted.too_good(problems[0]) + summary.spending(problems[0])
+        sentences = summary.verdict(problems[0]) + noted.doubtful(problems[0]) + summary.spending(problems[0])
     else:
         differ = ", ".join(problems[0].differs)
         sentences = [
@@ -190,7 +190,7 @@ def _problem_name(problem: ProblemResults) -> str:
 def _results(problem: ProblemResults, aim: Target | None, k: int, problems: Sequence[ProblemResults]) -> str:
     several = len(problems) > 1
     title = f"Final figures, problem {k + 1}: {_problem_name(problem)}" if several else "Final figures"
-    sentences = summary.verdict(problem) + noted.too_good(problem) + summary.spending(problem)
+    sentences = summary.verdict(problem) + noted.doubtful(problem) + summary.spending(problem)
     verdict = f'<div class="verdict">{_paragraphs(sentences)}</div>' if several else ""
     swept = any("sweep" in record.config for record in problem.records)
     note = "Of a sweep, the best point of each method. " if swept else ""
