@@ -55,10 +55,6 @@ def data_at(paths: Sequence[str], field: str = "data") -> dict[str, Any]:
         places = [*dict.fromkeys(map(_folder_of, paths))] if name == "arrow" else list(paths)
         if len(places) > 1 and name != "arrow":
             raise ConfigError(field, " ".join(paths), f"of {name} give one folder")
-    for place in places:
-        if name_of(place) != place:  # a configuration is UTF-8
-            way_out = "this is not in UTF-8; rename it, or give its folder or a pattern such as *.csv"
-            raise ConfigError(field, name_of(place), way_out)
     return {"name": name, _SETTINGS[name]: places[0] if len(places) == 1 else places}
 
 

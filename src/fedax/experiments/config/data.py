@@ -14,6 +14,7 @@ from fedax.engine.places.fleet import Fleet
 from fedax.errors import ConfigError, unknown
 from fedax.experiments.config.sections import DataSection, SplitSection, Table
 from fedax.federation.census import Census
+from fedax.files import name_of
 from fedax.registry import Component, within
 
 HeldOut = fedax.FederatedData | Table | None
@@ -251,4 +252,9 @@ def named(words: Sequence[str]) -> tuple[str, Table]:
         if not os.path.exists(word) and re.fullmatch(r"[\w-]*", word):
             hint = unknown("data", word, datasets()).way_out.removeprefix("no such name. ")
             raise ConfigError("data", word, f"there is no such file, folder or data set; {hint}")
-    return title_of(words), data_at(words)
+    where = data_at(words)
+    for place in np.hstack([*where.values()]).tolist():
+        if name_of(place) != place:  # a configuration is UTF-8
+            way_out = "this is not in UTF-8; rename it, or give its folder or a pattern such as *.csv"
+            raise ConfigError("data", name_of(place), way_out)
+    return title_of(words), where
