@@ -329,6 +329,13 @@ def test_many_numbers_with_a_few_words_are_what_they_are_in_small_files(tmp_path
 # ---- how a file is written
 
 
+def test_decimal_commas_before_an_exponent(folder):
+    place = folder(a="x;y\n3,5e-07;no\n2E-05;yes\n-1,25E3;no\n", b="x,y\n3.5e-07,no\n2e-05,yes\n-1250,no\n")
+    found = data.from_csv(place, label="y")
+    assert found.transform.columns[0].kind == "number"
+    np.testing.assert_array_equal(found.client(0)["x"], found.client(1)["x"])
+
+
 def test_a_site_with_decimal_commas(folder):
     rng = np.random.default_rng(5)
     rows = [(round(x, 1), round(1000 * x, 2), k, "ab"[int(x > 5)]) for k, x in enumerate(rng.normal(5, 2, 60))]
