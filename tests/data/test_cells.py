@@ -326,6 +326,15 @@ def test_many_numbers_with_a_few_words_are_what_they_are_in_small_files(tmp_path
     assert (rows.words, rows.marks, rows.odd) == (gaps[1], (frame["v"] == "NA").sum(), True)
 
 
+def test_many_clients_are_called_as_they_are_written(tmp_path):
+    names = [*(f"{k}.5" for k in range(1000)), "0.50", "north"]
+    frame = pd.DataFrame({"ward": names, "x": np.arange(len(names)) % 7 / 2, "y": np.arange(len(names)) % 2})
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    with pytest.warns(DoubtfulWarning, match=r"'0.5', '0.50' are clients of their own"):
+        read = data.from_csv(tmp_path / "all.csv", label="y", client="ward")
+    assert {*read.names} == {*names}
+
+
 # ---- how a file is written
 
 
