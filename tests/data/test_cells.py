@@ -326,7 +326,23 @@ def test_many_numbers_with_a_few_words_are_what_they_are_in_small_files(tmp_path
     assert (rows.words, rows.marks, rows.odd) == (gaps[1], (frame["v"] == "NA").sum(), True)
 
 
+def test_many_clients_are_called_as_they_are_written(tmp_path):
+    names = [*(f"{k}.5" for k in range(1000)), "0.50", "north"]
+    frame = pd.DataFrame({"ward": names, "x": np.arange(len(names)) % 7 / 2, "y": np.arange(len(names)) % 2})
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    with pytest.warns(DoubtfulWarning, match=r"'0.5', '0.50' are clients of their own"):
+        read = data.from_csv(tmp_path / "all.csv", label="y", client="ward")
+    assert {*read.names} == {*names}
+
+
 # ---- how a file is written
+
+
+def test_decimal_commas_before_an_exponent(folder):
+    place = folder(a="x;y\n3,5e-07;no\n2E-05;yes\n-1,25E3;no\n", b="x,y\n3.5e-07,no\n2e-05,yes\n-1250,no\n")
+    found = data.from_csv(place, label="y")
+    assert found.transform.columns[0].kind == "number"
+    np.testing.assert_array_equal(found.client(0)["x"], found.client(1)["x"])
 
 
 def test_a_site_with_decimal_commas(folder):

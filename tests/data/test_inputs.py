@@ -107,6 +107,15 @@ def test_a_skewed_label_is_noted_and_its_logarithm_learned(tmp_path):
     assert np.allclose(pd.read_csv(tmp_path / "out.csv")["prediction"], np.exp(logarithm), rtol=1e-4)
 
 
+def test_a_label_whose_differences_float32_rounds_is_noted():
+    table = costs(0).assign(cost=lambda each: 1e9 + 20 * each["age"])
+    (note, *_) = data.from_frames({"north": table, "south": table[::2]}, label="cost").overview.notes
+    assert (note.column, note.looks) == ("cost", "constant") and "subtract" in note.why
+    table["cost"] -= 1e9
+    notes = data.from_frames({"north": table, "south": table[::2]}, label="cost").overview.notes
+    assert "constant" not in [each.looks for each in notes]
+
+
 def test_the_logarithm_needs_numbers_above_0():
     tables = {"north": costs(0), "south": costs(1)}
     tables["south"].loc[7, "cost"] = 0.0

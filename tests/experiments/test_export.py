@@ -212,6 +212,25 @@ def test_what_cannot_be_predicted_is_an_error(exported, tmp_path):
     (tmp_path / "new.csv").write_text("age;seen;ward;grade;smoker;empty\n61,5;2020-02-29;01;1.0;True;x\n")
     with pytest.raises(ValueError, match=r"2 cells.*commas between"):
         exported.main(tmp_path / "new.csv")
+    names, row = "age,seen,ward,grade,smoker,empty", "61,2020-02-29,01,1.0,True,x"
+    (tmp_path / "new.csv").write_text(f"{names},age \n{row},1\n")
+    with pytest.raises(ValueError, match="two columns are called 'age'"):
+        exported.main(tmp_path / "new.csv")
+    with pytest.raises(ValueError, match="two columns are called 'age'"):
+        exported.encode(pandas.DataFrame([[*ROWS[0].values(), "1"]], columns=[*ROWS[0], "age"]))
+    (tmp_path / "new.csv").write_text(f'{names}\n{row[:-1]}"x\n{row}\n')
+    with pytest.raises(ValueError, match="quote"):
+        exported.main(tmp_path / "new.csv")
+
+
+def test_a_row_of_empty_cells_is_a_row(exported, tmp_path, capsys):
+    row = "61,2020-02-29,01,1.0,True,x"
+    (tmp_path / "new.csv").write_text(f"age,seen,ward,grade,smoker,empty\n\n{row}\n,,,,,\n{row}\n\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported.main(tmp_path / "new.csv")
+    first, second, third = capsys.readouterr().out.splitlines()[1:]
+    assert first == third != second
 
 
 def test_models_that_cannot_be_exported_are_refused_by_name(tmp_path):

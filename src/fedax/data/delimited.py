@@ -28,10 +28,10 @@ _END = "\0"
 _SEPARATORS = ("\t", ";", "|", ",")  # of two that fit, the first: commas may be decimal
 _SAMPLE = 1000  # numbers of a column that tell whether their points are decimal; the most that may be categories
 
-_COMMA = re.compile(r"[+-]?(?:\d+|[1-9]\d{0,2}(?:\.\d{3})+),\d+")  # 1,5 and 1.234,5
+_COMMA = re.compile(r"[+-]?(?:\d+|[1-9]\d{0,2}(?:\.\d{3})+),\d+(?:[eE][+-]?\d+)?")  # 1,5 and 1.234,5 and 1,5e-07
 _POINT = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")  # 1,234 and 1,234.5
 _DOTS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+")  # 1.234, a number below 2 or above 1000
-_DECIMAL = re.compile(r"[+-]?\d*\.\d+")
+_DECIMAL = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?")
 # As float64 has them: whole numbers without a detour; numbers that are written in the one way that Python writes them;
 # and those that say their value but not how they are written, such as 1.50, of which none is a code, such as 007.
 _WHOLE = r"^(?:0|-?[1-9]\d{0,17})$"

@@ -19,6 +19,7 @@ _COLUMNS = 60  # the most columns in the table, those with a note first
 _MOST_NOTES = 12  # notes of one kind that get a line each
 _OFTEN = 5  # occurrences of a value that are no chance
 _ENOUGH = 20  # rows, to conclude anything from
+_ALIKE = 1e-6  # a standard deviation, in means, of numbers that are nearly constant
 _PARTS = 3  # training, validation and test
 
 _CLASSES = 60  # the most classes with counts by client
@@ -284,6 +285,7 @@ def overview(
         - a copy of the label, if it alone gets right 98 % of what the most frequent class of each client gets wrong;
           of a number, if their correlation is beyond ±0.9995;
         - nearly constant, if one value makes up 99 % of it, or its standard deviation is below a millionth of its mean;
+        - nearly constant too, if it is a label of numbers with a standard deviation that small;
         - telling the site, if each client has one value in 99 % of its rows, but not all the same one;
         - to have a number for missing values, if one such as −999, 9999 or 0 occurs 5 times at a client, as far from
           the rest as the rest is wide, or 4 standard deviations from its mean, or if a client has nothing else;
@@ -568,13 +570,16 @@ def _note(
 
 
 def _scale_of_label(plan: Plan, facts: Sequence[Facts]) -> list[Note]:
-    """Of a label that is a number: whether its logarithm is learned, or might be."""
+    """Of a label that is a number: whether float32 rounds it too much, and its logarithm is learned, or might be."""
     if plan.label is None:
         return []
     if plan.target == "log":
         return [Note(plan.label, "log", "losses and metrics are of the logarithm, predictions in its units")]
     n, mean, m2 = merge([each.moments("number") for each in facts])
     std = math.sqrt(m2 / max(n, 1))
+    if 0 < std <= _ALIKE * abs(mean):
+        why = f"its standard deviation is {std:.2g}, its mean {mean:.6g}, and float32 rounds such differences"
+        return [Note(plan.label, "constant", f"{why}; subtract a number near the mean from it")]
     if n < _ENOUGH or std <= mean or not all(each.above_zero for each in facts if each.numbers):
         return []
     why = f"all above 0, mean {mean:.3g}, standard deviation {std:.3g}"
@@ -695,7 +700,7 @@ def _one_value(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]
         else:
             sites_differ = math.fsum(part[2] for part in parts) < m2 / 2
         return ("site", f"{share} at each site, and not at all the same one") if sites_differ else ("constant", share)
-    if kind == "number" and math.sqrt(m2 / n) <= 1e-6 * abs(mean):
+    if kind == "number" and math.sqrt(m2 / n) <= _ALIKE * abs(mean):
         return "constant", f"its standard deviation is {math.sqrt(m2 / n):.2g}, its mean {mean:.6g}"
     return None
 

@@ -256,7 +256,7 @@ def from_csv(
     dropped = [name for name, kind in kinds_of(columns, drop).items() if kind == "drop"]
 
     def read(path: Path) -> Any:
-        frame = _read_rows(path, decimal, encoding, drop=dropped)
+        frame = _read_rows(path, decimal, encoding, [] if client is None else [client], dropped)
         if how := frame.attrs.pop("written"):
             written["/".join(path.parts[-2:])] = how
         return frame

@@ -51,7 +51,7 @@ def encode(rows: Any) -> Any:
         raise ValueError("there are no rows")
     if isinstance(rows, list):
         rows = {name: [row.get(name) for row in rows] for name in rows[0]}
-    given = {column_name(name): rows[name] for name in rows}
+    given = {name: rows[each] for name, each in zip(_names(rows), rows, strict=True)}
     if lacking := [column["name"] for column in about()["columns"] if column["name"] not in given]:
         raise ValueError(f"there are no columns {lacking}; there are {list(given)}")
     parts = [_features(column, given[column["name"]]) for column in about()["columns"]]
@@ -59,6 +59,14 @@ def encode(rows: Any) -> Any:
     if not np.isfinite(x).all():
         raise ValueError("a number is beyond float32 (3.4e38); correct it, or leave its cell empty")
     return x
+
+
+def _names(given: Any) -> list[str]:
+    """Names of columns as training had them; each may occur once."""
+    names = [column_name(name) for name in given]
+    if twice := next((name for k, name in enumerate(names) if name and name in names[:k]), None):
+        raise ValueError(f"two columns are called {twice!r}; rename one")
+    return names
 
 
 def _features(column: Any, given: Any) -> Any:
@@ -116,8 +124,12 @@ def _chosen(found: Any) -> Any:
 def main(path: str) -> None:
     """Print a prediction for each row of a CSV file: in UTF-8, with commas between cells and decimal points."""
     with open(path, encoding="utf-8-sig", newline="") as file:
-        head, *lines = (line for line in csv.reader(file, skipinitialspace=True) if any(line))
-    names = [column_name(" ".join(name.split())) for name in head]
+        try:
+            rows = list(csv.reader(file, skipinitialspace=True, strict=True))
+        except csv.Error as error:
+            raise ValueError(f"a quote is not closed, or stands inside of a cell ({error})") from None
+    head, *lines = (line for line in rows if len(line) > 1 or any(line))  # all but empty ones
+    names = _names(" ".join(name.split()) for name in head)
     if other := [line for line in lines if len(line) != len(names)]:
         what = f"a row has {len(other[0])} cells and the first line {len(names)} names"
         raise ValueError(f"{what}; write cells with commas between them, and decimal points")
