@@ -78,7 +78,7 @@ def test_without_the_values_of_the_test_examples_there_is_no_star_on_one_split(t
     record = fake(tmp_path / "run", losses, seeds=(0, 1, 2), columns=lambda label, loss: {"test_loss": loss})
     (problem,) = summary.problems([record])
     assert problem.judge == "test_loss" and problem.p["b"] < 0.01 and problem.star is None
-    assert "It does not cover the test examples" in " ".join(summary.verdict(problem))
+    assert "do not cover the test examples" in " ".join(summary.verdict(problem))
 
 
 def test_what_is_covered():
