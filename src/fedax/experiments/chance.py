@@ -32,7 +32,7 @@ MANY_CLIENTS = 20  # from so many clients on, they are treated as a sample of cl
 _ROUNDING = 1e-6  # relative; float32 values that differ by less count as equal
 
 SEEDS, SPLIT, DEALT, DRAWN = "the seeds of training", "the split", "how the data are dealt", "other data of this kind"
-EXAMPLES, CLIENTS = "the test examples", "the clients"
+EXAMPLES, VALIDATION, CLIENTS = "the test examples", "the validation examples", "the clients"
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Gap:
     """The difference of two methods: the value of one less that of another.
 
     Attributes:
-        mean: over the seeds.
-        error: the standard error of the mean, ≥ 0.
+        mean: over the seeds; 0 where ``same``.
+        error: the standard error of the mean, ≥ 0; infinite where it cannot be estimated.
         freedom: the degrees of freedom of Student's t.
         same: whether the two differ only by rounding.
         tests: how many differences are judged together, ≥ 1. ``p`` and the interval are Bonferroni's over them, so that
@@ -106,16 +106,21 @@ def gap_of(
         0.0545
     """
     gaps, number = other - one, len(one)
-    mean = float(gaps.mean())
     small = _ROUNDING * max(np.abs(one).max(), np.abs(other).max())
     same = bool(np.abs(gaps).max() <= small)
-    of_seeds = 0.0 if np.ptp(gaps) <= small else (1 / number + overlap) * float(np.var(gaps, ddof=1))
+    mean = 0.0 if same else float(gaps.mean())
+    if np.ptp(gaps) > small:
+        of_seeds = (1 / number + overlap) * float(np.var(gaps, ddof=1))
+    else:  # equal over different splits: a share of so few examples that their chance cannot be seen
+        of_seeds = math.inf if overlap and not same else 0.0
     if examples is None:
         return Gap(mean, math.sqrt(of_seeds), number - 1, same, tests)
     differences = np.asarray(examples[1], float) - np.asarray(examples[0], float)
     of_examples, freedom = variance_of_mean(differences, sizes)
     total = of_seeds + of_examples
-    if total:
+    if math.isinf(total):
+        freedom = 1.0
+    elif total:
         freedom = total**2 / (of_seeds**2 / (number - 1) + (of_examples**2 / freedom if freedom else 0.0))
     return Gap(mean, math.sqrt(total), max(freedom, 1.0), same, tests)
 
@@ -221,5 +226,5 @@ def covered(config: Mapping[str, Any], column: str, examples: bool, clients: int
     if config["run"].get("split_seeds"):
         sources += [DRAWN] if generated(data) else [DEALT] * ("partition" in data) + [SPLIT] * ("split" in data)
     if part is not None and not generated(data) and (redrawn(config, part) or examples):
-        sources.append(EXAMPLES)
+        sources.append(EXAMPLES if part == "test" else VALIDATION)
     return sources + [CLIENTS] * (examples and clients >= MANY_CLIENTS)

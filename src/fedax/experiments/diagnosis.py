@@ -112,6 +112,8 @@ def why(record: Record) -> str:
     diagnoses = {table["label"]: table for table in record.diagnosis if table.get("verdict")}
     (problem,) = summary.problems([record])
     chosen = problem.chosen
+    if chosen is None and summary.recommendation(problem):  # the rates come first; figures of what diverged say nothing
+        return ""
     if chosen is None or chosen.label not in diagnoses:
         return " ".join(dict.fromkeys(str(table["verdict"]) for table in diagnoses.values()))
     diagnosis, text = diagnoses[chosen.label], ""

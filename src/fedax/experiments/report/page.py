@@ -167,7 +167,8 @@ def _conclusion(records: Sequence[Record], problems: Sequence[ProblemResults]) -
             "Methods are compared within each, and never across."
         )
     name = (lambda record: f"{record.folder.name}: ") if len(records) > 1 else lambda record: ""
-    return sentences + [f"{name(record)}Diagnosis: {diagnosis.why(record)}" for record in records if record.diagnosis]
+    why = [(record, diagnosis.why(record)) for record in records if record.diagnosis]
+    return sentences + [f"{name(record)}Diagnosis: {text}" for record, text in why if text]
 
 
 def _missing(records: Sequence[Record]) -> str:

@@ -217,6 +217,12 @@ class ProblemResults:
         """``"★"`` for the best, ``"≈"`` for methods that are not distinguished, or nothing."""
         return "★" if m is self.star else "≈" if any(m is tied for tied in self.tied) else ""
 
+    @property
+    def unmeasured(self) -> list[Method]:
+        """The methods that finished, but whose deciding column is not finite with every seed; they are not compared."""
+        finished = [m for m in self.methods if m.status == "finished"] if self.judge is not None else []
+        return [m for m in finished if not np.isfinite(m.final(str(self.judge))).all()]
+
     @functools.cached_property
     def chosen(self) -> Method | None:
         """The method to take; ``None`` where none came to a good end with all seeds, or nothing decides.
@@ -247,7 +253,9 @@ class ProblemResults:
         sign = 1 if self.better == "lower" else -1
         front = self.chosen or min(ended, key=lambda m: sign * float(np.mean(m.final(str(self.judge)))), default=None)
         record = next((record for record in self.records if front and record.folder == front.folder), None)
-        return {} if front is None or record is None else versus(record, front, self.seeds, str(self.judge))
+        if front is None or record is None:
+            return {}
+        return versus(record, front, self.seeds, str(self.judge), len(self.methods))
 
     @functools.cached_property
     def falling(self) -> bool:

@@ -78,6 +78,7 @@ def _against(found: Versus) -> dict[str, Any]:
         "baseline": found.baseline,
         "difference": None if found.gap is None else _interval(found.gap),
         "covers_test_examples": found.sure,
+        "clients_cover_test_examples": found.redrawn,
         "clients": {name: _interval(gap) for name, gap in found.clients.items()},
         "gain": sides[1],
         "lose": sides[-1],
@@ -100,14 +101,15 @@ def verdict(problem: ProblemResults) -> list[str]:
     column = problem.judge
     if column is None:
         text = "The methods minimise different objectives and there are no held-out data: none is called the best."
-        return [text, *_failures(problem)]
+        return [text, *filter(None, [recommendation(problem)]), *_failures(problem)]
     finished = [m for m in problem.methods if m.status == "finished"]
     if finished and not problem.seeds:
         apart = ["The methods have no seed in common: they are not compared."] * (len(finished) > 1)
         return [*apart, *_failures(problem)]
     answer = alone_is_better(problem) or _answer(problem, finished)
     sentences = [*answer, recommendation(problem), *_worth(problem), *_failures(problem)]
-    return [*filter(None, sentences), *(_coverage(problem) if problem.gaps or problem.against else [])]
+    tested = problem.gaps or any(found.gap is not None for found in problem.against.values())
+    return [*filter(None, sentences), *(_coverage(problem) if tested else [])]
 
 
 def _answer(problem: ProblemResults, finished: Sequence[Method]) -> list[str]:
@@ -120,7 +122,8 @@ def _answer(problem: ProblemResults, finished: Sequence[Method]) -> list[str]:
         why = ", the only method that came to a good end with all seeds" if len(problem.methods) > 1 else ""
         return [f"{only.label} ended at {_name(column)} {with_spread(column, only.final(column))}{why}."]
     sign = 1 if problem.better == "lower" else -1
-    others = sorted((m for m in finished if m is not best), key=lambda m: sign * float(np.mean(m.final(column))))
+    compared = (m for m in finished if m is not best and m not in problem.unmeasured)
+    others = sorted(compared, key=lambda m: sign * float(np.mean(m.final(column))))
     figure, following = f"{_name(column)} {with_spread(column, best.final(column))}", others[0]
     behind = f"Next is {following.label}, {with_spread(column, following.final(column))}"
     if not problem.gaps:
@@ -133,7 +136,7 @@ def _answer(problem: ProblemResults, finished: Sequence[Method]) -> list[str]:
     else:
         first = f"{best.label} ended best on these examples: {figure}"
     second = f"{behind}: {_lead(column, problem.gaps[following.label], 1)}"
-    if problem.small(following.label):
+    if problem.small(following.label) and not problem.gaps[following.label].same:
         second += f", too small to matter, less than {100 * MATERIAL:g} % of what training gained"
     return [f"{first}.", f"{second}."]
 
@@ -141,7 +144,7 @@ def _answer(problem: ProblemResults, finished: Sequence[Method]) -> list[str]:
 def alone_is_better(problem: ProblemResults) -> list[str]:
     """The answer where clients do better alone than by any of the methods; else nothing."""
     alone = problem.against.get(LOCAL_ONLY)
-    if alone is None or alone.side(alone.gap) >= 0 or _slight(problem, alone):
+    if alone is None or alone.claim >= 0 or _slight(problem, alone):
         return []
     lower, ends = alone.better == "lower", [alone.mean]
     if problem.judge == alone.column:  # of all methods, also those that came to no good end
@@ -153,7 +156,7 @@ def alone_is_better(problem: ProblemResults) -> list[str]:
     which = f"{alone.label} {show(alone.column, front)}" if len(problem.methods) == 1 else which
     reached = f"{_name(alone.column)} {show(alone.column, alone.baseline)}"
     first = "Federated training falls short here" if _pooled_is_better(problem) else "No common model helps here"
-    first = f"{first}: clients that train alone reach {reached}, {which}{_on(alone)}."
+    first = f"{first}: clients that train alone reach {reached}, {which}."
     assert alone.gap is not None
     return [first, f"Training alone is {_lead(alone.column, alone.gap, -1, alone.label)}."]
 
@@ -183,7 +186,9 @@ def recommendation(problem: ProblemResults) -> str:
         )
     if chosen is None:
         lost = all(m.status in (*GONE, "failed") for m in problem.methods)
-        return "Lower their learning rates first, or have them chosen (--tune, fedax sweep)." * lost
+        one = len(problem.methods) == 1
+        them = "its learning rate first, or have it" if one else "their learning rates first, or have them"
+        return f"Lower {them} chosen (--tune, fedax sweep)." * lost
     text = f"Take {chosen.label}" * (len(problem.methods) > 1)
     others = [m.label for m in problem.tied if m is not chosen]
     if best is not None and chosen is not best:
@@ -212,28 +217,31 @@ def _worth(problem: ProblemResults) -> list[str]:
         elif not alone_is_better(problem):
             against = f"{alone.label} is {_lead(alone.column, alone.gap, 1, 'clients that train alone')}"
             worth = {1: "A common model is worth it: ", 0: "Whether a common model is worth it is not clear: ", -1: ""}
-            sentences.append(f"{worth[alone.side(alone.gap)]}{against}, {ends}{_on(alone)}.")
+            sentences.append(f"{worth[alone.claim]}{against}, {ends}{_on(alone)}.")
         if alone.clients:
             sides = alone.sides
             parts = [f"{len(sides[side])} {word}{_named(sides[side])}" for side, word in _SIDES.items()]
-            sentences.append(f"Of {len(alone.clients)} clients, against training alone: {', '.join(parts)}.")
+            on = "" if alone.redrawn else _ON
+            sentences.append(f"Of {len(alone.clients)} clients, against training alone{on}: {', '.join(parts)}.")
     if (pooled := problem.against.get("pooled")) is not None:
         end = (
             f"One model on all rows in one place reaches {_name(pooled.column)} {show(pooled.column, pooled.baseline)}"
         )
         if pooled.gap is not None:
-            same = f", and is not distinguished from {pooled.label}:" if pooled.side(pooled.gap) == 0 else ": it is"
-            end += f"{same} {_lead(pooled.column, pooled.gap, -1, '' if same[0] == ',' else pooled.label)}{_on(pooled)}"
+            unclear = pooled.side(pooled.gap) == 0 and not pooled.gap.same
+            end += f", and is not distinguished from {pooled.label}: " if unclear else ": it is "
+            end += f"{_lead(pooled.column, pooled.gap, -1, '' if unclear else pooled.label)}{_on(pooled)}"
         sentences.append(f"{end}.")
     return sentences
 
 
 _SIDES = {1: "gain", -1: "lose", 0: "not distinguished"}
+_ON = " on these test examples"
 
 
 def _on(found: Versus) -> str:
     """A clause: the test examples are not covered."""
-    return "" if found.sure else " on these test examples"
+    return "" if found.sure else _ON
 
 
 def _lead(column: str, gap: Gap, side: int, over: str = "") -> str:
@@ -245,12 +253,14 @@ def _lead(column: str, gap: Gap, side: int, over: str = "") -> str:
         side: 1: of the one; −1: of the other.
         over: what it is ahead of.
     """
+    if gap.same:
+        return f"no different from {over}" if over else "no different"
     sign = side * (-1 if (better(column) or "lower") == "lower" else 1)
     sign = -sign if (behind := sign * gap.mean < 0) else sign
     low, high = sorted(sign * end for end in gap.interval())
     unit = describe(column).unit
-    values = [(100 if unit == "%" else 1) * value for value in (sign * gap.mean, low, high)]
-    most = max(map(abs, values))
+    values = [(100 if unit == "%" else 1) * value + 0.0 for value in (sign * gap.mean, low, high)]
+    most = max(abs(value) for value in values if math.isfinite(value))
     digits = max(1 - math.floor(math.log10(most)), 0) if most else 0
     mean, low_text, high_text = (
         f"{value:.1e}" if most and not 1e-4 <= most < 1e5 else f"{value:.{digits}f}" for value in values
@@ -258,7 +268,9 @@ def _lead(column: str, gap: Gap, side: int, over: str = "") -> str:
     points = " percentage points" if unit == "%" else ""
     where = f"behind {over}" if behind else f"ahead of {over}" if over else "ahead"
     p = f"p = {gap.p:.2g}" if gap.p >= 1e-4 else "p < 0.0001"
-    text = f"by {mean}{points} (95 % interval {low_text} to {high_text}, {p})".replace("-", "−")
+    interval = f"95 % interval {low_text} to {high_text}, {p}"
+    few = "too few test examples for an interval"
+    text = f"by {mean}{points} ({interval if math.isfinite(gap.error) else few})".replace("-", "−")
     return f"{where.strip()} {text}"
 
 
@@ -287,11 +299,13 @@ def _coverage(problem: ProblemResults) -> list[str]:
     data, part = config["data"], chance.part_of(problem.judge)
     if not problem.sure:
         way_out = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
-        sentences.append(f"It does not cover the {'validation' if part == 'val' else part} examples{way_out}.")
+        sentences.append(f"They do not cover the {'validation' if part == 'val' else part} examples{way_out}.")
     elif part is not None and "split" in data and chance.SPLIT not in covered:
         sentences.append("Another split may say otherwise: run.split_seeds = true covers that too.")
     elif data.get("partition", "column") != "column" and chance.DEALT not in covered:
         sentences.append("Clients that are dealt anew may say otherwise: run.split_seeds = true covers that too.")
+    if chance.EXAMPLES in covered and any(not found.sure for found in problem.against.values()):
+        sentences.append("Those against training alone and all rows in one place do not cover the test examples.")
     return sentences
 
 
@@ -299,12 +313,16 @@ def _test_of(problem: ProblemResults) -> str:
     """The name of the test."""
     if problem.judge is not None and chance.overlap(problem.records[0].config, problem.judge):
         return "a corrected resampled t-test"
-    clustered = chance.EXAMPLES in problem.covered and problem.sure
+    clustered = bool({chance.EXAMPLES, chance.VALIDATION} & {*problem.covered}) and problem.sure
     return "a paired t-test, its error clustered by seed and example," if clustered else "a paired t-test"
 
 
 def _failures(problem: ProblemResults) -> list[str]:
     sentences = []
+    if unmeasured := [m.label for m in problem.unmeasured]:
+        what = f"{_name(str(problem.judge))} is not finite with some seeds, so it does not compare"
+        them = "them" if len(unmeasured) > 1 else "it"
+        sentences.append(f"{_few(unmeasured)}: {what} {them}; another column may (run.judge).")
     for m in problem.methods:
         if m.status != "finished":
             sentences.append(f"{m.label}: {m.status_text}.")
