@@ -78,7 +78,6 @@ def _against(found: Versus) -> dict[str, Any]:
         "baseline": found.baseline,
         "difference": None if found.gap is None else _interval(found.gap),
         "covers_test_examples": found.sure,
-        "clients_cover_test_examples": found.redrawn,
         "clients": {name: _interval(gap) for name, gap in found.clients.items()},
         "gain": sides[1],
         "lose": sides[-1],
@@ -221,8 +220,7 @@ def _worth(problem: ProblemResults) -> list[str]:
         if alone.clients:
             sides = alone.sides
             parts = [f"{len(sides[side])} {word}{_named(sides[side])}" for side, word in _SIDES.items()]
-            on = "" if alone.redrawn else _ON
-            sentences.append(f"Of {len(alone.clients)} clients, against training alone{on}: {', '.join(parts)}.")
+            sentences.append(f"Of {len(alone.clients)} clients, against training alone: {', '.join(parts)}.")
     if (pooled := problem.against.get("pooled")) is not None:
         end = (
             f"One model on all rows in one place reaches {_name(pooled.column)} {show(pooled.column, pooled.baseline)}"
@@ -236,12 +234,11 @@ def _worth(problem: ProblemResults) -> list[str]:
 
 
 _SIDES = {1: "gain", -1: "lose", 0: "not distinguished"}
-_ON = " on these test examples"
 
 
 def _on(found: Versus) -> str:
     """A clause: the test examples are not covered."""
-    return "" if found.sure else _ON
+    return "" if found.sure else " on these test examples"
 
 
 def _lead(column: str, gap: Gap, side: int, over: str = "") -> str:

@@ -36,8 +36,8 @@ class Versus:
         mean, baseline: the figure of both, over seeds and test examples.
         gap: the method less the baseline; ``None`` with one seed.
         sure: whether it covers the test examples.
-        redrawn: whether each seed has test examples of its own; else the figures of ``clients`` do not cover them.
-        clients: client -> the gap for it alone; empty with one seed or one client.
+        clients: client -> the gap for it alone; empty with one seed or one client, and where the seeds share their test
+            examples: a client's few say nothing of others.
     """
 
     label: str
@@ -47,7 +47,6 @@ class Versus:
     baseline: float
     gap: Gap | None
     sure: bool
-    redrawn: bool
     clients: dict[str, Gap] = field(default_factory=dict)
 
     def side(self, gap: Gap | None) -> int:
@@ -111,11 +110,11 @@ def _versus(
     by_client = {
         name: gap_of(theirs[:, i], ours[:, i], overlap, tests=len(names) * methods)
         for i, name in enumerate(names)
-        if several and len(names) > 1 and both[:, i].all()
+        if several and redrawn and len(names) > 1 and both[:, i].all()
     }
     way = better(column) or "lower"
     sure = redrawn or of_clients is not None
-    return Versus(label, column, way, float(other.mean()), float(one.mean()), gap, sure, redrawn, by_client)
+    return Versus(label, column, way, float(other.mean()), float(one.mean()), gap, sure, by_client)
 
 
 def _ordered(table: clients.ClientTable, names: list[str], values: np.ndarray) -> np.ndarray:
