@@ -38,14 +38,14 @@ def prepare(folder: Path, hosts: Sequence[str]) -> None:
         ConfigError: others than its owner can read a private file in it, or ``ca.key`` is not the key of ``ca.pem``.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in ("ca.key", "server.key", "secret", "link.db"):
+        if (folder / name).exists():
+            check_private(folder / name, "folder")
     (folder / "nodes").mkdir(exist_ok=True)
     certificates.make_authority(folder)
     certificates.make_server(folder, [*dict.fromkeys([*hosts, "localhost", "127.0.0.1"])])
     if not (folder / "secret").exists():
         write_private(folder / "secret", secrets.token_urlsafe(32).encode())
-    for name in ("ca.key", "server.key", "secret", "link.db"):
-        if (folder / name).exists():
-            check_private(folder / name, "folder")
 
 
 def run(
