@@ -216,6 +216,8 @@ class Overview(Document):
             alike = [note for note in self.notes if note.looks == looks]
             if len(alike) > most:
                 named = few(note.column for note in alike)
+                if looks == "missing" and len(alike) <= 10:
+                    named = "; ".join(f"{shown(note.column)} at {note.why}" for note in alike)
                 lines.append(f"{len(alike)} columns {look}: {named}{suggestion(alike[0], 'leaves the first out')}")
             else:
                 lines += [f"{note}{suggestion(note, 'leaves it out')}" for note in alike]
