@@ -1,9 +1,9 @@
 """Statistics for tables of results: intervals, differences to the best method, and the cost of reaching a target.
 
 Values are those of the last evaluation. Methods are compared as in :mod:`fedax.experiments.summary`: within a problem,
-by the seeds that all have, with a paired t-test and Bonferroni's correction. With n seeds of mean x̄ and sample standard
-deviation s, an interval is x̄ ± t s/√n, where t is the quantile of Student's distribution with n − 1 degrees of freedom.
-That of a difference covers the split and the test examples too, as :mod:`fedax.experiments.chance` says. It is
+by the seeds that all have, with a paired t-test and Bonferroni's correction. With n seeds of mean x̄ and sample
+standard deviation s, an interval is x̄ ± t s/√n, where t is the quantile of Student's distribution with n − 1 degrees of
+freedom. That of a difference covers the split and the test examples too, as :mod:`fedax.experiments.chance` says. It is
 corrected for all pairs, as p is.
 
 A seed has reached a target at its first evaluation that is as good or better. What that cost is averaged over the seeds
