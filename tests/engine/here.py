@@ -1,6 +1,7 @@
 """Nodes in this process: the engine's messages to real clients, without a network."""
 
 import functools
+import hashlib
 import heapq
 import itertools
 import json
@@ -17,12 +18,10 @@ import safetensors
 import fedax
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import SEVERAL, Failure, Message, joined, parted
-from fedax.engine.places.questions import Problem
+from fedax.engine.places.agreement import Made
 from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Site
 from fedax.engine.train import train
-from fedax.wire.compressed import Compression
-from fedax.wire.wire import Wire
 
 
 class Here:
@@ -88,28 +87,36 @@ def rosters(number: int) -> list[Roster]:
 def sites(
     data: fedax.FederatedData,
     where: list[list[int]],
-    problem: Problem,
+    made: Made | None = None,
     tests: list[Any] | None = None,
     known: list[Roster] | None = None,
     **more: Any,
 ) -> dict[int, Site]:
-    """A site for each list of clients; they are called by their numbers. ``known``: the rosters of their nodes."""
+    """A site for each list of clients; they are called by their numbers.
+
+    ``made``: what each makes of every configuration; default: what the server has, see :func:`told`. ``known``: the
+    rosters of their nodes.
+    """
     return {
         7 + k: Site(
-            part_of(data, clients), lambda _: problem, tempfile.mkdtemp(), [str(i) for i in clients],
+            part_of(data, clients), lambda config: made or TOLD[config["told"]], tempfile.mkdtemp(), [str(i) for i in clients],
             None if tests is None else tests[k], roster=None if known is None else known[k], **more,
         )
         for k, clients in enumerate(where)
     }  # fmt: skip
 
 
-def wire_of(
-    guard: Any = None, aggregate: Any = None, faults: Any = None, compress: Any = None, privacy: Any = None,
-    secure: Any = None, **options: Any,
-) -> Wire:  # fmt: skip
-    """The wire of a run with these options."""
-    guard = fedax.Guard() if guard is True else guard
-    return Wire(faults, guard, aggregate, privacy, down=Compression.of(compress).down, secure=secure)
+TOLD: dict[str, Made] = {}  # what the configurations of this process describe
+OPTIONS = ("rounds", "work", "batch_size", "participation", "evaluate_every", "guard", "aggregate", "faults", "privacy",
+           "compress", "secure", "pace")  # fmt: skip
+
+
+def told(algorithm: Any, task: Any, **options: Any) -> dict[str, Any]:
+    """A configuration in plain JSON, of which sites in this process make the same run; the same for the same run."""
+    given = {name: options[name] for name in OPTIONS if name in options}
+    key = hashlib.sha256(f"{algorithm!r} {id(task)} {sorted(given.items())!r}".encode()).hexdigest()
+    TOLD.setdefault(key, Made(algorithm, task, given))
+    return {"told": key}
 
 
 def trained(
@@ -118,7 +125,7 @@ def trained(
     """A run over the nodes of a transport, with the clients' weights in ``data``."""
     fleet = Fleet(here, timeout=timeout)
     fleet.census = fleet.census._replace(weights=data.weights)
-    return train(algorithm, task, fleet, {}, **options)
+    return train(algorithm, task, fleet, told(algorithm, task, **options), **options)
 
 
 def run_at_sites(
@@ -126,8 +133,7 @@ def run_at_sites(
     **options: Any,
 ) -> tuple[fedax.Run, Here]:  # fmt: skip
     """A run over sites in this process, and the transport with them."""
-    problem = Problem(algorithm, task, wire_of(**options), Compression.of(options.get("compress")).up)
-    here = Here(sites(data, where, problem, tests), spy)
+    here = Here(sites(data, where, tests=tests), spy)
     return trained(algorithm, task, data, here, **options), here
 
 
@@ -135,10 +141,10 @@ def memory_of(run: fedax.Run, here: Here) -> Any:
     """The memory of all clients, leaves [N, ...], from the folders of their sites."""
     rows: dict[int, Any] = {}
     for site in here.sites.values():
-        ready = next(iter(site._ready.values()))
+        ready = [*site._runs.values()][-1]
         for row, name in enumerate(site.names):
-            number, *version = run.memory[int(name)].tolist()
-            rows[int(name)] = site._recall(number, row, version, ready.row, ready)
+            version = int(run.memory[int(name), 1])
+            rows[int(name)] = site.store.recall(ready.digest, row, version, ready.row, ready.row)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(rows[i] for i in sorted(rows)))
 
 

@@ -22,10 +22,11 @@ from fedax.columns import COSTS, TIME, TRAFFIC
 from fedax.data.tables import by_value
 from fedax.engine.places import fleet as fleets
 from fedax.engine.places import site as sites
+from fedax.engine.places import store as stores
 from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import Failure, Message, packed, unpacked
+from fedax.engine.places.nodes import Failure, Message, heads_of, packed, unpacked
 from fedax.engine.places.policy import Policy
-from fedax.engine.places.questions import Problem
+from fedax.engine.places.agreement import Made
 from fedax.engine.places.remote import Remote
 from fedax.engine.places.site import Site
 from fedax.errors import DamagedWarning
@@ -55,28 +56,25 @@ def apart(monkeypatch):
 def _soon(monkeypatch):
     """Lost nodes are looked for without a pause, and a transport gets the head of the next message."""
     monkeypatch.setattr(fleets, "_PAUSE", 0.01)
-    message = Fleet.message
+    ask = Fleet.ask
 
-    def noted(self: Fleet, which: int, head: dict[str, Any], tensors: bytes = b"") -> Message:
-        self.transport.coming = head
-        return message(self, which, head, tensors)
+    def noted(self: Fleet, messages: Mapping[int, Message], timeout: float | None = None) -> Any:
+        for message in messages.values():
+            self.transport.coming = heads_of(message)[-1]
+        return ask(self, messages, timeout)
 
-    monkeypatch.setattr(Fleet, "message", noted)
-
-
-def problem(method: Any, task: Any = TASK, **options: Any) -> Problem:
-    return Problem(method, task, here.wire_of(**options))
+    monkeypatch.setattr(Fleet, "ask", noted)
 
 
-def nodes(method: Any, where: Any = NODES, data: Any = DATA, task: Any = TASK, tests: Any = None, **options: Any):
+def nodes(where: Any = NODES, data: Any = DATA, tests: Any = None):
     """Sites, made new."""
-    return here.sites(data, where, problem(method, task, **options), tests)
+    return here.sites(data, where, tests=tests)
 
 
 def run(method: Any, transport: Any = None, *, spy: Spy | None = None, data: Any = DATA, task: Any = TASK, **options):
     """A run at nodes; ``run.at`` is its transport."""
     options = OPTIONS | options
-    transport = transport or Here(nodes(method, data=data, task=task, **options), spy)
+    transport = transport or Here(nodes(data=data), spy)
     run = here.trained(method, task, data, transport, **options)
     run.at = transport
     return run
@@ -129,14 +127,14 @@ class Watcher:
                 for row in [leaf] if leaf.ndim == 1 else [*leaf, leaf]:  # labels only as a whole array
                     for kind in (np.float32, np.float64):
                         self._keep(row.astype(kind), f"{name} of client {i}")
-        write = sites.write_tensors
+        write = stores.write_tensors
 
         def noted(path: Any, arrays: dict[str, Any], *more: Any) -> None:
             for name, leaf in arrays.items():
                 self._keep(np.asarray(leaf), name)
             write(path, arrays, *more)
 
-        monkeypatch.setattr(sites, "write_tensors", noted)
+        monkeypatch.setattr(stores, "write_tensors", noted)
 
     def _keep(self, array: np.ndarray, what: str) -> None:
         """Whether an array can be traced to its origin: constants and less than eight bytes cannot."""
@@ -146,11 +144,12 @@ class Watcher:
     def __call__(self, number: int, message: Message, answer: Any) -> Any:
         self.sent += [message, answer]
         allowed = {
-            "exchange": {*sites.ECHOED, "tally"},
-            "evaluate": {*sites.ECHOED},
-            "check": {"problems"},
-            "forget": set(),
+            "exchange": {"to", "tally"},
+            "evaluate": {"to"},
+            "agreement": {"to"},
+            "forget": {"to"},
         }
+        assert len(message.head) <= 6
         assert message.head["kind"] == "hello" or answer.head.keys() <= allowed[message.head["kind"]] | {"error"}
         return answer
 
@@ -462,7 +461,7 @@ class Narrow(fedax.Algorithm):
 
 def test_bfloat16_keeps_its_bits():
     data, alone = federation(sizes=np.full(N, 3)), [[i] for i in range(N)]
-    result = run(Narrow(), Here(nodes(Narrow(), alone, data)), data=data)
+    result = run(Narrow(), Here(nodes(alone, data)), data=data)
     expected = simulated(Narrow(), data, place=fedax.Place(chunk_size=1))
     kept = here.memory_of(result, result.at)
     for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(expected.memory), strict=True):
@@ -491,7 +490,7 @@ def refused(text: str, method: Any = FEDAVG, transport: Any = None, spy: Spy | N
         requests.append(message.head["kind"])
         return answer if spy is None else spy(number, message, answer)
 
-    transport = transport or Here(nodes(method))
+    transport = transport or Here(nodes())
     transport.spy = noting
     with pytest.raises(fedax.NodeError, match=text):
         run(method, transport, **options)
@@ -541,7 +540,7 @@ def test_a_node_that_cannot_say_hello():
 
 
 def test_too_few_nodes():
-    at = Here(nodes(FEDAVG))
+    at = Here(nodes())
     with pytest.raises(fedax.NodeError, match=r"^3 nodes .* after 0.01 s, and 4"):
         Fleet(at, nodes=4, wait=0.01)
     with pytest.raises(fedax.NodeError, match=r"^0 nodes .* after 0.01 s, and 1"):
@@ -552,7 +551,7 @@ def test_too_few_nodes():
 
 
 def test_clients_are_in_the_order_of_their_names():
-    site = nodes(FEDAVG, [[3, 0], [1]])
+    site = nodes([[3, 0], [1]])
     names = (["b10", "b9"], ["a²"])
     for each, own in zip(site.values(), names, strict=True):
         each.names = tuple(own)
@@ -596,11 +595,11 @@ def test_examples_that_do_not_fit_the_task():
             raise fedax.DataError("six examples are too many")
 
     strict = fedax.Task(TASK.init, TASK.loss, TASK.metrics, check)
-    refused("^clients '4': .*six examples are too many", FEDAVG, Here(nodes(FEDAVG, task=strict)), task=strict)
+    refused("^clients '4': .*six examples are too many", FEDAVG, Here(nodes()), task=strict)
 
 
 def test_a_node_that_makes_another_program():
-    at = Here(nodes(FEDAVG))
+    at = Here(nodes())
     other = fedax.Task(TASK.init, lambda params, batch, key: 2 * TASK.loss(params, batch, key), TASK.metrics)
     at.sites[SECOND]._make = lambda _: problem(FEDAVG, other)
     refused("^clients '4': its code makes another program of this configuration", FEDAVG, at)
@@ -610,7 +609,7 @@ def test_a_node_that_makes_another_program():
 
 def test_another_program_in_the_middle_of_a_run():
     """A node that is stopped, and started again with other code."""
-    at, other = Here(nodes(FEDAVG)), fedax.Task(TASK.init, lambda *given: 2 * TASK.loss(*given), TASK.metrics)
+    at, other = Here(nodes()), fedax.Task(TASK.init, lambda *given: 2 * TASK.loss(*given), TASK.metrics)
 
     def spy(number: int, message: Message, answer: Any) -> Any:
         if message.head["kind"] == "evaluate" and message.head["index"] == 1:
@@ -633,7 +632,7 @@ def test_another_program_in_the_middle_of_a_run():
 )
 @pytest.mark.usefixtures("apart")
 def test_what_an_owner_does_not_let_leave(columns, options, text):
-    at = Here(nodes(FEDAVG, tests=TESTS))
+    at = Here(nodes(tests=TESTS))
     at.sites[THIRD].policy = Policy(columns=columns)
     options |= {"test": TEST} if "test" not in text else {}  # at the server
     refused(f"^clients '2', '1': its owner does not let {text} leave it", FEDAVG, at, **options)
@@ -676,7 +675,7 @@ def rounds_of(site):
 
 def test_an_owner_allows_so_many_rounds():
     """Of all runs together, and over a restart."""
-    at = Here(nodes(FEDAVG))
+    at = Here(nodes())
     at.sites[SECOND].policy = Policy(rounds=5)
     run(FEDAVG, at, rounds=3)
     text = r"^clients '4': its owner allows 5 rounds \(--max-rounds\): other runs had 3, and this one is to have 3"
@@ -694,7 +693,7 @@ def test_an_owner_allows_so_many_rounds():
 @pytest.mark.usefixtures("apart")
 def test_a_round_counts_once():
     """Also if a client is asked twice, and others before it were not asked at all."""
-    at = Twice(nodes(FEDAVG))
+    at = Twice(nodes())
     run(FEDAVG, at, participation=fedax.Uniform(1), rounds=5)
     counted = [sum(rounds_of(site).values()) for site in at.sites.values()]
     assert max(counted) == 5
@@ -720,7 +719,7 @@ def test_a_damaged_count_of_rounds(tmp_path):
 
 
 def test_other_clients_than_when_the_run_began():
-    at = Here(nodes(FEDAVG))
+    at = Here(nodes())
 
     def spy(number: int, message: Message, answer: Any) -> Any:
         if message.head["kind"] == "evaluate" and message.head["index"] == 1 and number == THIRD:
@@ -735,7 +734,7 @@ def test_other_clients_than_when_the_run_began():
 
 
 def test_a_message_that_no_version_knows():
-    site = nodes(FEDAVG)[FIRST]
+    site = nodes()[FIRST]
     for head in ({}, {"kind": "run code"}, {"kind": ["hello"]}, {"kind": "check", "mark": site.mark}):
         assert "error" in site.answer(Message(head)).head
 
@@ -864,7 +863,7 @@ def plain(name: str) -> fedax.Run:
 @pytest.mark.parametrize("kind", [Twice, Echoing])
 @pytest.mark.parametrize("name", mostly_long(KEEPING, "one exchange", "listening", "one walks"))
 def test_messages_that_come_more_than_once(name, kind):
-    result = run(KEEPING[name], kind(nodes(KEEPING[name])))
+    result = run(KEEPING[name], kind(nodes()))
     same(result, plain(name))
     kept = [pathlib.Path(path).name.split("-")[0] + path.rpartition("/memory/")[0] for path in files(result.at)
             if "/memory/" in path]  # fmt: skip
@@ -875,7 +874,7 @@ def test_messages_that_come_more_than_once(name, kind):
 def test_sites_of_one_client_compute_as_those_of_many():
     """Up to the order of sums."""
     for name, where in (("listening", [[3], [4], [0], [2, 1]]), ("one walks", [list(range(N))])):
-        result = run(KEEPING[name], Here(nodes(KEEPING[name], where)))
+        result = run(KEEPING[name], Here(nodes(where)))
         np.testing.assert_allclose(flat(result.params), flat(plain(name).params), 1e-5, LAST_BITS)
         kept = [jax.tree.leaves(here.memory_of(each, each.at)) for each in (result, plain(name))]
         for a, b in zip(*kept, strict=True):
@@ -908,10 +907,10 @@ TWO = [[3, 0, 1], [4, 2]]
 def test_a_run_that_was_killed_goes_on(name, tmp_path):
     """A run is killed at any message; the nodes are restarted, too."""
     method, options = KEEPING[name], {"rounds": 2, "participation": fedax.Uniform(3), "evaluate_every": 2}
-    whole = run(method, at := Killed(nodes(method, TWO), math.inf), checkpoint=tmp_path / "whole", **options)
+    whole = run(method, at := Killed(nodes(TWO), math.inf), checkpoint=tmp_path / "whole", **options)
     assert at.count >= 2 + 2 + 2
     for last in range(1, at.count + 1):
-        there = nodes(method, TWO)
+        there = nodes(TWO)
         with pytest.raises(Broken):
             run(method, Killed(there, last), checkpoint=tmp_path / str(last), **options)
         again = {100 + number: restarted(site) for number, site in there.items()}
@@ -923,7 +922,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged(tmp_path):
     """The nodes have the memory of the one before, too."""
     method = KEEPING["listening"]
     whole = run(method, checkpoint=tmp_path / "whole", rounds=4)
-    there, folder = nodes(method), tmp_path / "killed"
+    there, folder = nodes(), tmp_path / "killed"
     with pytest.raises(Broken):
         run(method, Killed(there, 3 * 8), checkpoint=folder, rounds=4)
     newest = max(folder.glob("round-*"))
@@ -934,7 +933,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged(tmp_path):
 
 @pytest.mark.usefixtures("apart")
 def test_traffic_and_costs_go_on(tmp_path):
-    there = nodes(FEDAVG)
+    there = nodes()
     with pytest.raises(Broken):
         run(FEDAVG, Killed(there, 15), checkpoint=tmp_path)
     result = run(FEDAVG, Here(there), checkpoint=tmp_path)
@@ -984,7 +983,7 @@ def test_no_row_counts_less_traffic_than_none():
 @pytest.mark.usefixtures("apart")
 def test_a_run_goes_on_where_an_owner_allows_no_more_rounds(tmp_path):
     """Those that were before it was killed are not counted twice."""
-    there = nodes(FEDAVG)
+    there = nodes()
     for site in there.values():
         site.policy = Policy(rounds=ROUNDS)
     with pytest.raises(Broken):
@@ -1001,7 +1000,7 @@ def memory_files(site: Site, client: int = 0) -> list[pathlib.Path]:
 
 def at_round(index: int, do: Callable[[Here], None]) -> Here:
     """A transport; ``do`` is called between two rounds."""
-    at = Here(nodes(KEEPING["one exchange"]))
+    at = Here(nodes())
 
     def spy(number: int, message: Message, answer: Any) -> Any:
         if (number, message.head["kind"], message.head.get("index")) == (THIRD, "evaluate", index):
@@ -1052,7 +1051,7 @@ def test_old_versions_are_removed(full):
             number.append(max(len(memory_files(each)) for each in at.sites.values()))  # noqa: B023
             return answer
 
-        at = Here(nodes(KEEPING[name]), spy)
+        at = Here(nodes(), spy)
         run(KEEPING[name], at, rounds=6)
         assert max(number) == most, name
         assert {path.suffix for site in at.sites.values() for path in site.folder.glob("memory/*/*")} <= {
@@ -1071,7 +1070,7 @@ def test_what_a_kill_left_half_written_is_removed():
 
 
 def test_a_run_that_is_over_is_forgotten():
-    at = Here(nodes(KEEPING["listening"]), forgets=True)
+    at = Here(nodes(), forgets=True)
     run(KEEPING["listening"], at)
     for site in at.sites.values():
         assert not [*site.folder.glob("memory/*")]
@@ -1081,7 +1080,7 @@ def test_a_run_that_is_over_is_forgotten():
 def test_a_run_that_is_over_is_no_beginning(tmp_path):
     """The memory of the clients is gone; for the same number of rounds the run is still finished."""
     method = KEEPING["one exchange"]
-    there = nodes(method)
+    there = nodes()
     whole = run(method, Here(there, forgets=True), checkpoint=tmp_path)
     again = run(method, Here(there, forgets=True), checkpoint=tmp_path)
     assert flat(again.params).tolist() == flat(whole.params).tolist()
@@ -1093,7 +1092,7 @@ def test_a_run_that_is_over_is_no_beginning(tmp_path):
 def test_two_runs_at_the_same_nodes(tmp_path):
     """One run is killed; another one begins, ends, and is forgotten; then the first one is resumed."""
     method = KEEPING["one exchange"]
-    there = nodes(method)
+    there = nodes()
     with pytest.raises(Broken):
         run(method, Killed(there, 15), checkpoint=tmp_path)
     other = run(method, Here(there, forgets=True), seed=1)
@@ -1160,7 +1159,7 @@ def test_a_node_that_does_not_answer(name, participation, hangs):
     """The round goes on as if its clients did not take part, and they keep their old memory."""
     method, gone = fedax.create(name, lr=LR), {0: FIRST, 1: THIRD}
     options = {"participation": participation} | ({} if name == "scaffold" else {"work": fedax.Steps(2)})
-    at = Away(nodes(method), absent(gone), hangs)
+    at = Away(nodes(), absent(gone), hangs)
     result = run(method, at, timeout=0.04, **options)
     expected = simulated(method, **options | {"participation": fedax.Dropout(participation, available=without(gone))})
     alike(result, expected, ["train_loss", "local_steps", "gradients", "clients", "skipped"])
@@ -1176,7 +1175,7 @@ def test_a_node_that_does_not_answer_in_the_second_exchange():
     """Mime in NumPy, all steps the same: the mean gradient is that of all, and the model moves by the others'."""
     gone = lambda number, head: head["kind"] == "exchange" and head["number"] == 1 and number == FIRST  # noqa: E731
     result = run(
-        Mime(LR), Away(nodes(Mime(LR)), gone, True), timeout=0.04, rounds=1, work=fedax.Steps(2), batch_size=None
+        Mime(LR), Away(nodes(), gone, True), timeout=0.04, rounds=1, work=fedax.Steps(2), batch_size=None
     )
     c = P @ np.array([gradient(i, X0) for i in range(N)])
     left = [1, 2, 4]
@@ -1205,15 +1204,15 @@ def test_a_node_that_was_away_for_a_moment():
 
     for hangs in (True, False):
         looks.clear()
-        same(run(method, Away(nodes(method), away, hangs), timeout=30.0), plain("one exchange"))
+        same(run(method, Away(nodes(), away, hangs), timeout=30.0), plain("one exchange"))
         assert len(looks) == 2 * ROUNDS + 1
 
 
 @pytest.mark.usefixtures("apart")
 def test_a_node_that_comes_back_under_another_number():
     method = KEEPING["one exchange"]
-    at = Here(nodes(method))
-    foreign = nodes(method, [[0]])[FIRST]
+    at = Here(nodes())
+    foreign = nodes([[0]])[FIRST]
     foreign.answer = lambda message: Message({"error": "not one of yours"})
 
     def spy(number: int, message: Message, answer: Any) -> Any:
@@ -1230,7 +1229,7 @@ def test_a_node_that_comes_back_under_another_number():
 @pytest.mark.usefixtures("apart")
 def test_a_node_that_comes_back_with_other_examples_is_not_it():
     method = KEEPING["one exchange"]
-    at = Here(nodes(method))
+    at = Here(nodes())
 
     def spy(number: int, message: Message, answer: Any) -> Any:
         if message.head["kind"] == "evaluate" and message.head["index"] == 1 and number == SECOND:
@@ -1253,7 +1252,7 @@ def test_a_node_that_is_away_is_waited_for_once():
         looks.append((head["kind"], head["index"]))
         return True
 
-    result = run(FEDAVG, Away(nodes(FEDAVG), away, False), rounds=4, timeout=0.3)
+    result = run(FEDAVG, Away(nodes(), away, False), rounds=4, timeout=0.3)
     assert looks.count(("evaluate", 1)) > 10
     assert all(looks.count((kind, index)) <= 2 for kind, index in looks if (kind, index) != ("evaluate", 1))
     assert result.left_out == {4: 3}
@@ -1261,7 +1260,7 @@ def test_a_node_that_is_away_is_waited_for_once():
 
 
 def test_a_node_that_fails_at_once_is_not_asked_without_pause():
-    at = Away(nodes(FEDAVG), absent({1: SECOND}), True)
+    at = Away(nodes(), absent({1: SECOND}), True)
     run(FEDAVG, at, timeout=0.1)
     assert at.asked < 6 * ROUNDS + 12 + 3 + 15
 
@@ -1270,11 +1269,11 @@ def test_a_node_that_fails_at_once_is_not_asked_without_pause():
 @pytest.mark.usefixtures("apart")
 def test_a_method_for_all_clients_ends_with_its_name(hangs, tmp_path):
     method = fedax.create("vrl-sgd", lr=LR)
-    there = nodes(method)
+    there = nodes()
     text = r"^clients '2', '1': .*in 0.05 s, in round 1, and VRL-SGD"
     with pytest.raises(fedax.NodeError, match=text):
         run(method, Away(there, absent({1: THIRD}), hangs), timeout=0.05, checkpoint=tmp_path)
-    same(run(method, Here(there), checkpoint=tmp_path), run(method, Here(nodes(method))))
+    same(run(method, Here(there), checkpoint=tmp_path), run(method, Here(nodes())))
 
 
 @pytest.mark.parametrize("hangs", [True, False])
@@ -1282,19 +1281,19 @@ def test_a_method_for_all_clients_ends_with_its_name(hangs, tmp_path):
 def test_when_all_nodes_are_gone(hangs):
     gone = lambda number, head: head.get("index", 0) == 1 and head.get("kind") == "exchange"  # noqa: E731
     with pytest.raises(fedax.NodeError, match=r"in 0.05 s, in round 1, .*--resume goes on"):
-        run(FEDAVG, Away(nodes(FEDAVG), gone, hangs), timeout=0.05)
+        run(FEDAVG, Away(nodes(), gone, hangs), timeout=0.05)
     gone = lambda number, head: head.get("index", 0) == 1 and head.get("kind") == "evaluate"  # noqa: E731
     with pytest.raises(fedax.NodeError, match=r"in 0.05 s, to evaluate .* round 1"):
-        run(FEDAVG, Away(nodes(FEDAVG), gone, hangs), timeout=0.05)
+        run(FEDAVG, Away(nodes(), gone, hangs), timeout=0.05)
     with pytest.raises(fedax.NodeError, match=r"^clients .*: no answer in 0.05 s$"):
-        run(FEDAVG, Away(nodes(FEDAVG), lambda number, head: head.get("kind") == "check", hangs), timeout=0.05)
+        run(FEDAVG, Away(nodes(), lambda number, head: head.get("kind") == "check", hangs), timeout=0.05)
 
 
 @pytest.mark.usefixtures("apart")
 def test_a_round_whose_clients_are_all_at_a_node_that_is_gone_is_skipped():
     method, cohorts = fedax.create("scaffold", lr=LR), [[4, 1], [0, 3], [2, 0]]
     gone = {1: FIRST}
-    result = run(method, Away(nodes(method), absent(gone), False), timeout=0.05, participation=fedax.Trace(cohorts))
+    result = run(method, Away(nodes(), absent(gone), False), timeout=0.05, participation=fedax.Trace(cohorts))
     expected = simulated(method, participation=fedax.Dropout(fedax.Trace(cohorts), available=without(gone)))
     alike(result, expected, ["train_loss", "skipped", "clients"])
     assert result.history["skipped"].tolist() == [0, 0, 1, 1]
@@ -1308,7 +1307,7 @@ def test_the_one_that_works_alone_is_gone():
         return head.get("number") == 1 and head["index"] == 1 and head["kind"] == "exchange"
 
     method = KEEPING["one walks"]
-    result = run(method, Away(nodes(method), gone, False), timeout=0.05)
+    result = run(method, Away(nodes(), gone, False), timeout=0.05)
     assert result.history["skipped"].tolist() == [0, 0, 1, 1]
     assert result.history["train_loss"][1] == result.history["train_loss"][2] != result.history["train_loss"][3]
     (kept,) = jax.tree.leaves(here.memory_of(result, result.at))
@@ -1320,7 +1319,7 @@ def test_the_one_that_works_alone_is_gone():
 def test_nobody_is_left_to_work_alone():
     """The client that is there has no weight, and the one that would be drawn is gone: the round is skipped."""
     method, data = KEEPING["one walks"], federation(weights=np.array([0.5, 0, 0.2, 0, 0.3]))
-    at = Away(nodes(method, data=data), absent({1: THIRD}), False)
+    at = Away(nodes(data=data), absent({1: THIRD}), False)
     options = {"participation": fedax.Trace([[2, 3]] * ROUNDS), "work": fedax.Steps(2)}
     result = run(method, at, data=data, timeout=0.05, **options)
     assert result.history["skipped"].tolist() == [0, 0, 1, 1]
@@ -1330,7 +1329,7 @@ def test_nobody_is_left_to_work_alone():
 def test_those_that_are_heard_are_evaluated():
     """F is the mean over them; held-out examples are those at their nodes."""
     gone = absent({1: FIRST}, ("evaluate",))
-    at = Away(nodes(FEDAVG, tests=TESTS), gone, False)
+    at = Away(nodes(tests=TESTS), gone, False)
     models: list[Any] = []
     result = run(FEDAVG, at, timeout=0.05, task=MEASURED, until=lambda row: models.append(0), rounds=1)
     v, there = flat(result.params), [1, 2, 4]
@@ -1367,9 +1366,9 @@ def test_the_best_model(tmp_path):
 
 
 def test_held_out_examples_at_the_server_and_at_the_nodes():
-    at_nodes = run(FEDAVG, Here(nodes(FEDAVG, tests=TESTS)))
+    at_nodes = run(FEDAVG, Here(nodes(tests=TESTS)))
     at_server = run(FEDAVG, test=TEST)
-    both = run(FEDAVG, Here(nodes(FEDAVG, tests=[{"x": TEST["x"][:2] + 9, "y": TEST["y"][:2]}] * 3)), test=TEST)
+    both = run(FEDAVG, Here(nodes(tests=[{"x": TEST["x"][:2] + 9, "y": TEST["y"][:2]}] * 3)), test=TEST)
     for name in ("test_loss", "test_error"):
         np.testing.assert_allclose(at_nodes.history[name], at_server.history[name], 1e-5)
         assert both.history[name].tolist() == at_server.history[name].tolist()
@@ -1378,14 +1377,14 @@ def test_held_out_examples_at_the_server_and_at_the_nodes():
 
 def test_examples_to_choose_by_at_the_nodes():
     """Beside those of the test, and at some of the nodes only; a node that has them may be gone."""
-    sites = nodes(FEDAVG, tests=TESTS)
+    sites = nodes(tests=TESTS)
     for site, val in zip(sites.values(), [TEST, None, None], strict=True):
         site.held["val"] = val
     result, expected = run(FEDAVG, Here(sites)), run(FEDAVG, val=TEST, test=TEST)
     assert list(result.history) == list(expected.history)
     for name in ("val_loss", "val_error", "test_loss", "test_error"):
         np.testing.assert_allclose(result.history[name], expected.history[name], 1e-5)
-    sites = nodes(FEDAVG)
+    sites = nodes()
     next(iter(sites.values())).held["val"] = TEST
     lost = run(FEDAVG, Away(sites, absent({1: FIRST}, ("evaluate",)), False), timeout=0.05, rounds=1)
     assert np.isfinite(lost.history["val_loss"][0]) and np.isnan(lost.history["val_loss"][1])
@@ -1417,7 +1416,7 @@ def test_weights_other_than_sizes():
     for data in (federation(weights=weights), federation(weights=DATA.sizes / DATA.sizes.sum())):
         result = run(FEDAVG, data=data)
         alike(result, simulated(FEDAVG, data=data), ["train_loss", "local_steps"])
-    fleet = Fleet(Here(nodes(FEDAVG)))
+    fleet = Fleet(Here(nodes()))
     np.testing.assert_allclose(fleet.census.weights, DATA.sizes / DATA.sizes.sum())
     assert fleet.census.names == tuple("01234")
 
@@ -1462,7 +1461,7 @@ def asked_figures(at: Here, **changes: Any) -> dict[str, Any]:
 
 def evaluated(limits: Policy) -> Here:
     """A run of no round; ``asked`` is the request for evaluation that the first node got."""
-    at = Here(nodes(FEDAVG, tests=TESTS))
+    at = Here(nodes(tests=TESTS))
 
     def spy(number: int, message: Message, answer: Any) -> Any:
         if number == FIRST and message.head["kind"] == "evaluate":
@@ -1530,13 +1529,13 @@ def test_figures_without_a_bound_do_not_leave():
     for given in ({"noise": 1.0}, {"bound": 1.0}, {"noise": 0.0, "bound": 1.0}, {"noise": 1.0, "bound": -1.0}):
         with pytest.raises(fedax.ConfigError, match=r"noise|bound"):
             Policy(**given)
-    at = Here(nodes(FEDAVG))
+    at = Here(nodes())
     at.sites[SECOND].policy = Policy(noise=1.0, bound=2.0)
     refused("^clients '4': its owner lets figures leave it with noise only", FEDAVG, at, task=MEASURED)
 
 
 def test_the_log_says_what_left():
-    at = Here(nodes(FEDAVG))
+    at = Here(nodes())
     run(FEDAVG, at, rounds=1)
     lines = [json.loads(line) for line in (at.sites[FIRST].folder / "log.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["hello", "check", "evaluate", "exchange", "evaluate"]
@@ -1555,7 +1554,7 @@ def test_many_rounds_of_many_steps():
 
 
 def test_what_comes_late_removes_nothing_newer(tmp_path):
-    (site,) = [each for number, each in nodes(KEEPING["one exchange"]).items() if number == FIRST]
+    (site,) = [each for number, each in nodes().items() if number == FIRST]
     (site.folder / "memory" / "3").mkdir(parents=True)
     for version in ((1, 2), (1, 7), (1, 3)):
         site._remember(3, 0, version, [], {"c": np.zeros(2)})

@@ -173,7 +173,7 @@ def node_table(folder: pathlib.Path) -> Table:
     """Summarise the log in a node's folder; lines that cannot be read are counted in ``unreadable``."""
     from fedax.data.formats import parse_json
     from fedax.engine.places import answered
-    from fedax.engine.places.site import read_rounds
+    from fedax.engine.places.store import read_rounds
     from fedax.files import rotated
     from fedax.flower.status import clean
 

@@ -89,7 +89,7 @@ def split(
             if not rare or each.min() < _RARE * size:
                 ranks = generator.permutation(len(each))  # so that no class is always the first
                 order = order[np.argsort(ranks[codes[order]], kind="stable")]
-        counts = _counts(int(size), list(shares.values()))
+        counts = part_sizes(int(size), list(shares.values()))
         for part, chosen in zip(rows, _divide(order, counts, generator), strict=True):
             part.append(start + np.sort(chosen))
     return Split(*(_part(data, part, whole=k == 0) for k, part in enumerate(rows)))  # type: ignore[arg-type]
@@ -117,8 +117,13 @@ def _classes(data: FederatedData, stratify: Any) -> np.ndarray | None:
     return classes
 
 
-def _counts(size: int, shares: list[float]) -> list[int]:
-    """Whole parts of ``size`` by largest remainders, of which the first gets one at least."""
+def part_sizes(size: int, shares: Sequence[float]) -> list[int]:
+    """Whole parts of ``size`` by largest remainders, of which the first gets one at least.
+
+    Example:
+        >>> part_sizes(10, [0.7, 0.15, 0.15]), part_sizes(1, [0.2, 0.0, 0.8])
+        ([7, 2, 1], [1, 0, 0])
+    """
     exact = [size * share for share in shares]
     counts = [int(each + 1e-9) for each in exact]
     by_rest = sorted(range(3), key=lambda k: (counts[k] - exact[k], k))

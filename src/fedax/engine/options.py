@@ -54,32 +54,39 @@ class CommonOptions:
         secure: sum uploads as whole numbers, as secure aggregation does, :class:`fedax.SecureSum`.
     """
 
-    rounds: int = dataclasses.field(metadata={"option": Option(setting="run.rounds", of_problem=True)})
+    rounds: int = dataclasses.field(metadata={"option": Option(setting="run.rounds", of_problem=True, at_nodes=True)})
     work: Work | None = option(
         None,
         hint="give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline",
         setting="work",
         of_problem=True,
+        at_nodes=True,
         varies="steps",
     )
     batch_size: int | None = option(
-        None, setting="run.batch_size", identity="always", of_problem=True, varies="batch_size"
+        None, setting="run.batch_size", identity="always", of_problem=True, at_nodes=True, varies="batch_size"
     )
     participation: Participation | None = option(
         None,
         hint="give Full, Uniform, Proportional, ... or Trace",
         setting="participation",
         of_problem=True,
+        at_nodes=True,
         varies="size",
     )
     val: Tree = None
     test: Tree = None
-    evaluate_every: int | Sequence[int] | None = option(None, setting="run.evaluate_every")
+    evaluate_every: int | Sequence[int] | None = option(None, setting="run.evaluate_every", at_nodes=True)
     params: Tree = None
     place: Place | None = option(None, hint="give fedax.Place(...)")
     clock: Clock | None = option(None, hint="give fedax.Clock(...)", setting="clock", identity="given", varies="step")
     pace: Async | None = option(
-        None, hint="give fedax.Async(concurrency, buffer)", setting="pace", identity="given", varies="buffer"
+        None,
+        hint="give fedax.Async(concurrency, buffer)",
+        setting="pace",
+        identity="given",
+        at_nodes=True,
+        varies="buffer",
     )
     until: Callable[[dict[str, Unknown]], bool] | None = option(
         None, hint="give a function of one row of the history that tells whether to stop", setting="run.patience"

@@ -288,7 +288,7 @@ class Pacing(NamedTuple):
         rounds: int,
     ) -> Timetable:
         """The timetable of a run with this seed and clock."""
-        steps, asked = _steps(work, key, census, plan), form.asked
+        steps, asked = steps_of(work, key, census, plan), form.asked
         assert asked is not None  # see pacing
         down, up = form.down, form.up
 
@@ -325,7 +325,7 @@ class Pacing(NamedTuple):
         self, schedule: LiveSchedule, work: Work, key: Array, census: Census, plan: Plan
     ) -> tuple[Timetable, Callable[[int, int], int]]:
         """The timetable of a run at nodes, and ``steps(client, group)`` of its clients."""
-        steps = _steps(work, key, census, plan)
+        steps = steps_of(work, key, census, plan)
         return Timetable(self.pace, schedule, steps, census.weights, self.staleness), steps
 
     def horizon(self, num_clients: int, rounds: int) -> int:
@@ -339,7 +339,7 @@ class Pacing(NamedTuple):
         return {"pace.weights": f"corrected over {self.horizon(num_clients, rounds)} steps"}
 
 
-def _steps(work: Work, key: Array, census: Census, plan: Plan) -> Callable[[int, int], int]:
+def steps_of(work: Work, key: Array, census: Census, plan: Plan) -> Callable[[int, int], int]:
     """``steps(client, group)``: the local steps of a client that starts in a group."""
     if plan.steps is not None:
         return lambda client, group: plan.steps  # type: ignore[return-value]

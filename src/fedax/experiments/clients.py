@@ -7,6 +7,7 @@ minibatch size and the first method's learning rate; or, where methods are tuned
 """
 
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -24,7 +25,7 @@ from fedax.columns import better, describe, show
 from fedax.engine.devices import in_precision
 from fedax.engine.job import make_job, start
 from fedax.engine.places.fleet import Figures, Fleet
-from fedax.engine.places.questions import Problem, client_round, order, program_of
+from fedax.engine.places.remote import agreed
 from fedax.engine.places.site import whole_task
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
@@ -215,7 +216,9 @@ def _add_table_of_nodes(experiment: Experiment, folder: Path, label: str, seed: 
         return
     fleet = experiment.nodes(seed)
     model = start(whole_task(experiment.task).trained, params, 0, {})[1]
-    figures = fleet.figures(experiment.problem(label), model)
+    options = experiment.options | {"work": experiment.work, "participation": experiment.participation, "seed": seed}
+    make = functools.partial(make_job, experiment.methods[label], experiment.task, fleet.census, **options)
+    figures = fleet.figures(agreed(fleet, experiment.problem(label), seed, make), model)
     _write_table_of_nodes(folder, label, seed, fleet, figures)
 
 
@@ -398,11 +401,8 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
         rates = baseline_rates({**experiment.config, "run": {}}) or rates
     lr = rates[0]
     job = make_job(LocalOnly(lr), experiment.task, fleet.census, **_options(experiment, seed, rounds))
-    problem = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
-    program = program_of(client_round(problem, job.plan, job.census.example, job.x))
-    message = order(job.plan, experiment.problem_alone(lr), seed, program, fleet.deal)
-    fleet.check(message, [], 0, job.plan.task.frozen)
-    _write_table_of_nodes(folder, label, seed, fleet, fleet.alone(message, rounds, job.x))
+    agreement = agreed(fleet, experiment.problem_alone(lr, rounds), seed, lambda: job)
+    _write_table_of_nodes(folder, label, seed, fleet, fleet.alone(agreement, job.x))
 
 
 def majority(experiment: Experiment) -> dict[str, Any] | None:

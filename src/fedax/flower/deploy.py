@@ -11,10 +11,10 @@ from typing import Any
 
 from fedax.data import FederatedData, Overview, Transform, summarize
 from fedax.data.tables import TABLES, read_table, stem
+from fedax.engine.places.agreement import Made
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message, Transport
 from fedax.engine.places.policy import Policy
-from fedax.engine.places.questions import Problem
 from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Site
 from fedax.engine.places.tables import Decision, Desk, decide
@@ -33,12 +33,12 @@ FACTORY = "fedax.flower.deploy:answering"
 
 
 @functools.lru_cache(maxsize=64)
-def _problem(text: str, code: tuple[str, ...]) -> Problem:
+def _problem(text: str, code: tuple[str, ...]) -> Made:
     """The problem of a configuration, cached so that its programs are compiled once."""
     return problem_of(json.loads(text), code)
 
 
-def make_problem(table: Table, code: Sequence[str] = ()) -> Problem:
+def make_problem(table: Table, code: Sequence[str] = ()) -> Made:
     """The problem that a site works on, from the tables of a configuration; ``code``: the user's code that may run."""
     return _problem(json.dumps(table, sort_keys=True), tuple(code))
 

@@ -1,9 +1,9 @@
 """The record of a node's answers, on its disk: each exchange once, the number of questions, the privacy budget spent.
 
-A server that requests one exchange of a run for two cohorts, or over two sets of nodes, learns more from the difference
-of the two sums than from either. One that asks for a noisy figure again and again, each time a little differently,
+A server that requests one exchange of a run for two cohorts, or two sums for one model, learns more from the difference
+than from either. One that asks for a noisy figure again and again, each time a little differently,
 averages the noise away. So a node records its answers in all runs in a file that is only appended to. A line is on the
-disk before the answer leaves.
+disk before the answer leaves; an answer without a line does not leave.
 """
 
 import contextlib
@@ -12,12 +12,14 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from fedax.contract.types import Unknown
 from fedax.engine.places.policy import Policy
+from fedax.engine.places.refusals import Refusal, Rule
 from fedax.errors import ConfigError, NodeError
 
 FILE = "answered.jsonl"
@@ -27,11 +29,28 @@ class Repeated(NodeError):
     """Another question of the same name was answered before."""
 
 
+class Share(NamedTuple):
+    """What enters an answer, and with which weight.
+
+    Attributes:
+        of: the digest of what is summed: of the kind of answer and of the model. Sums of the same can be subtracted.
+        part: ``"train"``, ``"val"`` or ``"test"``; or ``"nodes"``, of a secure sum.
+        weights: client, or node -> its weight, > 0.
+        split: how rows are split, as plain JSON.
+    """
+
+    of: str
+    part: str
+    weights: Mapping[str, float]
+    split: Unknown = None
+
+
 class Answered:
     """The record of a node's answers.
 
     Args:
         folder: of the node; one process at a time.
+        say: is called with a line for the owner.
 
     Raises:
         ConfigError: the record is damaged.
@@ -46,24 +65,26 @@ class Answered:
         fedax.engine.places.answered.Repeated: exchange 7/0 was answered before, to another question
     """
 
-    def __init__(self, folder: str | os.PathLike[str]):
+    def __init__(self, folder: str | os.PathLike[str], say: Callable[[str], None] = print):
         self.path = pathlib.Path(folder) / FILE
         self._known: dict[str, str] = {}
+        self._shares: dict[str, list[Share]] = {}
         self.total, self.days, self.loss, self.tail = 0, {}, 0.0, 0.0  # type: int, dict[str, int], float, float
-        for number, line in enumerate(self._lines(), 1):
+        for number, line in enumerate(self._lines(say), 1):
             try:
                 self._count(json.loads(line))
             except (ValueError, TypeError, LookupError) as error:
                 text = f"line {number} of what was answered cannot be read ({error}); restore it from a copy"
                 raise ConfigError("folder", str(self.path), text) from error
 
-    def _lines(self) -> list[bytes]:
+    def _lines(self, say: Callable[[str], None]) -> list[bytes]:
         """The lines that were written whole; the answer of an incomplete one has not left."""
         if not self.path.exists():
             return []
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
+            say(f"{self.path}: its last line was not written whole, and its answer has not left; it is removed")
             with self.path.open("r+b") as file:
                 file.truncate(len(whole))
         return whole.splitlines()
@@ -79,44 +100,78 @@ class Answered:
             self.days[day] = self.days.get(day, 0) + 1
         self.loss += loss
         self.tail += tail
+        for given in line.get("shares", ()):
+            share = Share(*given)
+            if share not in (known := self._shares.setdefault(share.of, [])):
+                known.append(share)
+
+    def known(self, name: str, digest: str) -> bool:
+        """Whether this question was answered before.
+
+        Raises:
+            Repeated: another question of this name was.
+        """
+        found = self._known.get(name)
+        if found not in (None, digest):
+            raise Repeated(f"{name} was answered before, to another question")
+        return found is not None
+
+    def shares(self, of: str) -> list[Share]:
+        """What entered the answers so far whose sums can be subtracted."""
+        return list(self._shares.get(of, ()))
 
     def take(
-        self, name: str, digest: str, policy: Policy, loss: float = 0.0, numbers: int = 0, counts: bool = True
+        self,
+        name: str,
+        digest: str,
+        policy: Policy,
+        loss: float = 0.0,
+        numbers: int = 0,
+        counts: bool = True,
+        shares: Sequence[Share] = (),
     ) -> None:
         """Record that a question is answered; one that was answered before changes nothing.
 
         Args:
             name: the name of something that is answered once; for questions that may be asked in many ways, the digest.
-            digest: the digest of the question.
+            digest: the digest of the question, and of the data.
             policy: the owner's.
             loss: Σ 1/z² of the noise on what leaves.
             numbers: how many numbers leave with noise.
             counts: whether the policy's limits count it as a question.
+            shares: what enters the answer.
 
         Raises:
             Repeated: another question of this name was answered.
-            NodeError: the owner does not allow so many questions, or the budget is spent.
+            Refusal: the owner does not allow so many questions, the budget is spent, or the disk is full.
         """
-        known = self._known.get(name)
-        if known is not None:
-            if known != digest:
-                raise Repeated(f"{name} was answered before, to another question")
+        if self.known(name, digest):
             return
         day = time.strftime("%Y-%m-%d")
         if counts and policy.total is not None and self.total >= policy.total:
-            raise NodeError(f"its owner's policy (messages.total = {policy.total}): that many questions were answered")
+            raise Refusal(Rule.TOTAL, policy.total)
         if counts and policy.daily is not None and self.days.get(day, 0) >= policy.daily:
-            raise NodeError(f"its owner's policy (messages.daily = {policy.daily}): that many were answered today")
+            raise Refusal(Rule.DAILY, policy.daily)
         if loss and policy.spent(self.loss + loss, self.tail + _tail(loss, numbers)) > policy.budget:
-            spent = f"ε = {policy.spent(self.loss, self.tail):.3g} in {self.total} answers"
-            raise NodeError(f"its owner's budget (budget.epsilon = {policy.budget:g}) is spent: {spent}")
+            raise Refusal(Rule.BUDGET, policy.budget)
         line: dict[str, Unknown] = {"name": name, "digest": digest, "day": day}
         line |= ({"loss": loss, "numbers": numbers} if loss else {}) | ({} if counts else {"counts": False})
-        with self.path.open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._count(line)
+        line |= {"shares": shares} if shares else {}
+        self._write(json.dumps(line).encode() + b"\n")
+        self._count(json.loads(json.dumps(line)))
+
+    def _write(self, line: bytes) -> None:
+        """Append a whole line, or nothing."""
+        before = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, before)
+            raise Refusal(Rule.DISK) from error
 
 
 def counted(folder: str | os.PathLike[str], day: str) -> tuple[int, int]:

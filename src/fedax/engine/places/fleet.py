@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import getpass
-import hashlib
 import json
 import socket
 import time
@@ -16,8 +15,8 @@ import numpy as np
 from fedax.contract.types import Tree, Unknown
 from fedax.data.tables import by_value
 from fedax.data.transform import Transform
+from fedax.engine.places.agreement import PARTS, Agreement, digest_of_text, precise_versions, train_sizes
 from fedax.engine.places.nodes import Failure, Message, Transport, heads_of, packed, unpacked
-from fedax.engine.places.questions import precise_versions
 from fedax.errors import DataError, NodeError
 from fedax.federation.census import Census
 
@@ -60,7 +59,8 @@ class Fleet:
         census: of the clients, in the order of their names, numbers in them by their value. They count by their sizes,
             unless it is replaced by one with other weights.
         classes: one more than the largest label, where the examples have whole numbers as labels.
-        deal: the name of the deal by which the nodes have dealt their rows; ``None``: they have not.
+        split: how each client splits its rows, as arguments of :func:`fedax.data.split`; ``None``: it does not.
+        agreements: the agreements so far, by a digest of what was asked for.
         tested: the number of a client -> how many test examples it has, where the nodes have dealt them; else empty.
 
     Raises:
@@ -80,7 +80,8 @@ class Fleet:
         ]
         self._held = [{part: int(n) for part, n in about["held"].items()} for _, about in found]
         self.whole: Fleet = self
-        self.deal: str | None = None
+        self.split: dict[str, Unknown] | None = None
+        self.agreements: dict[str, Agreement] = {}
         self.tested: dict[int, int] = {}
         self._dealt: dict[tuple[str, bytes], Fleet] = {}
 
@@ -190,7 +191,7 @@ class Fleet:
         return self._waited[0]
 
     def dealt(self, split: Mapping[str, Unknown]) -> "Fleet":
-        """The same nodes, after each client has split its rows into training, validation and test.
+        """The same nodes, where each client splits its rows into training, validation and test.
 
         The split is that of :func:`fedax.data.split` on all clients in one place: a client's place is that in the
         census, and the clients' weights stay those of all their rows.
@@ -202,76 +203,62 @@ class Fleet:
             A fleet with the census of the training rows. The other stays as it is, for other splits.
 
         Raises:
-            NodeError: an owner does not allow it; a node does not answer, or no client has an example of a part.
+            NodeError: no client has an example of a part.
         """
         whole, split = self.whole, dict(split)
         census = whole.census
         text = json.dumps([split, census.names], sort_keys=True)
-        deal = hashlib.sha256(text.encode()).hexdigest()[:32]
-        if (known := whole._dealt.get((deal, census.weights.tobytes()))) is not None:
+        if (known := whole._dealt.get((text, census.weights.tobytes()))) is not None:
             return known
         fleet = copy.copy(whole)
-        fleet.deal, fleet.tested = deal, {}
-        fleet._held = [dict(held) for held in whole._held]
-        sizes, by_client = census.sizes.copy(), bool(split["test"])
-        for which, answer in whole.ask(
-            {
-                which: whole.message(
-                    which, {"kind": "deal", "split": split, "deal": deal, "places": self.clients(which).tolist()}
-                )
-                for which in range(len(whole))
-            }
-        ):
-            name, clients = f"clients {whole.names(which)}", whole.clients(which)
-            if answer is None:
-                raise NodeError(f"{name}: no answer in {whole.timeout:g} s")
-            train, held = _parts(name, answer.head, census.sizes[clients].tolist())
-            sizes[clients] = train
-            fleet._held[which] = {part: sum(n) if isinstance(n, list) else n for part, n in held.items()}
-            if isinstance(held["test"], list):
-                fleet.tested |= {i: n for i, n in zip(clients.tolist(), held["test"], strict=True) if n}
-        totals = {part: sum(held[part] for held in fleet._held) for part in ("val", "test")}
+        fleet.split, parts = split, train_sizes(census.sizes, split)
+        fleet.tested = {i: int(n) for i, n in enumerate(parts["test"]) if n} if split["test"] else {}
+        fleet._held = []
+        for which in range(len(whole)):
+            own = {part: int(parts[part][self.clients(which)].sum()) for part in PARTS}
+            fleet._held.append({part: own[part] if split[part] else whole._held[which][part] for part in PARTS})
+        totals = {part: sum(held[part] for held in fleet._held) for part in PARTS}
         for part, n in totals.items():
             if split[part] and not n:
                 raise NodeError(f"data.split.{part} = {split[part]:g}: no client has enough examples for one")
-        fleet.tested = fleet.tested if by_client else {}
-        digests = tuple(f"{digest} {deal}" for digest in census.digests)
-        fleet.census = census._replace(sizes=sizes, digests=digests, held=totals)
-        whole._dealt[deal, census.weights.tobytes()] = fleet
+        digests = tuple(f"{digest} {digest_of_text(text)}" for digest in census.digests)
+        fleet.census = census._replace(sizes=parts["train"].astype(np.int64), digests=digests, held=totals)
+        whole._dealt[text, census.weights.tobytes()] = fleet
         return fleet
 
-    def figures(self, problem: dict[str, Unknown], model: Tree) -> "Figures":
-        """The figures of a whole model on the test examples of each client, which its node has dealt.
+    def figures(self, agreement: Agreement, model: Tree) -> "Figures":
+        """The figures of a whole model on the test examples of each client, which it has split off.
 
         Args:
-            problem: the configuration in plain JSON, of which nodes make the task.
+            agreement: of the run, which the nodes know.
             model: its parameters as they are trained, a ``Vector``.
 
         Raises:
             NodeError: the answer of a node does not fit the question.
         """
-        return self._figures_of_clients({"kind": "figures", "problem": problem, "deal": self.deal}, model)
+        return self._figures_of_clients("clients", agreement, model)
 
-    def alone(self, job: dict[str, Unknown], rounds: int, model: Tree) -> "Figures":
+    def alone(self, agreement: Agreement, model: Tree) -> "Figures":
         """:meth:`figures` of models that the clients have trained alone, each on its own examples.
 
         Args:
-            job: the description of the job in messages.
-            rounds: the number of passes of each client over its examples.
+            agreement: as there; a round is a pass of each client over its examples.
             model: the initial one, a ``Vector``.
         """
-        return self._figures_of_clients({"kind": "alone", "job": job, "rounds": rounds}, model)
+        return self._figures_of_clients("alone", agreement, model)
 
-    def _figures_of_clients(self, head: dict[str, Unknown], model: Tree) -> "Figures":
-        tensors = packed({"model": model})
+    def _figures_of_clients(self, kind: str, agreement: Agreement, model: Tree) -> "Figures":
+        message = Message({"kind": kind, "agreement": agreement.digest}, packed({"model": model}))
         values_of: dict[int, dict[str, float]] = {}
         withheld: dict[str, str] = {}
-        for which, answer in self.ask({which: self.message(which, head, tensors) for which in range(len(self))}):
+        for which, answer in self.ask(dict.fromkeys(range(len(self)), message)):
             tested = [i for i in self.clients(which).tolist() if i in self.tested]
             if not tested:
                 continue
-            if answer is None or answer.head.get("withheld") is not None:
-                reason = f"no answer in {self.timeout:g} s" if answer is None else str(answer.head["withheld"])
+            if answer is None or answer.head.keys() & {"withheld", "repeated"}:
+                reason = f"no answer in {self.timeout:g} s"
+                if answer is not None:
+                    reason = str(answer.head.get("withheld") or answer.head["repeated"])
                 withheld[self.names(which)] = reason
                 continue
             answer_name, columns = f"clients {self.names(which)}: the answer", answer.head.get("columns")
@@ -287,38 +274,29 @@ class Fleet:
         """Whether all nodes have timed out."""
         return len(self._absent) == len(self)
 
-    def check(
-        self, job: dict[str, Unknown], columns: Sequence[str], rounds: int, frozen: Tree = ()
-    ) -> dict[int, dict[str, Unknown]]:
-        """Ask all nodes whether they object to a run.
+    def agree(self, agreement: Agreement, frozen: Tree = ()) -> dict[int, dict[str, Unknown]]:
+        """Send all nodes the agreement of a run, which each checks against its owner's rules.
 
         Args:
-            job: the description of the job in messages.
-            columns: the measures to which nodes contribute.
-            rounds: the number of coming rounds.
+            agreement: the agreement.
             frozen: the frozen part of the model; nodes are sent it here, and only here.
 
         Returns:
-            Node -> its answer.
+            Node -> the head of its answer.
 
         Raises:
             NodeError: a node objects, or does not answer.
         """
-        head = {"kind": "check", "job": job, "columns": list(columns), "rounds": rounds}
-        tensors, answers = packed({"frozen": frozen}) if jax.tree.leaves(frozen) else b"", {}
-        for which, answer in self.ask({which: self.message(which, head, tensors) for which in range(len(self))}):
+        head = {"kind": "agreement", "text": agreement.text, "server": self._name}
+        message = Message(head, packed({"frozen": frozen}) if jax.tree.leaves(frozen) else b"")
+        answers = {}
+        for which, answer in self.ask(dict.fromkeys(range(len(self)), message)):
             if answer is None:
                 raise NodeError(f"clients {self.names(which)}: no answer in {self.timeout:g} s")
-            if not isinstance(problems := answer.head.get("problems"), list):
-                raise NodeError(f"clients {self.names(which)}: the answer does not say what speaks against the run")
-            if problems:
-                raise NodeError(f"clients {self.names(which)}: {'; '.join(map(str, problems))}")
             answers[which] = answer.head
+        key = digest_of_text(dict(agreement.config), agreement.seed, agreement.split)
+        self.whole.agreements[key] = agreement
         return answers
-
-    def message(self, which: int, head: dict[str, Unknown], tensors: bytes = b"") -> Message:
-        """A message to node ``which``."""
-        return Message({**head, "mark": self._nodes[which].about["mark"], "server": self._name}, tensors)
 
     def _gather(self, nodes: int | None, wait: float) -> list[tuple[int, dict[str, Unknown]]]:
         found: dict[int, dict[str, Unknown]] = {}
@@ -444,21 +422,6 @@ def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | 
     if transform is not None and transform.classes is not None:
         classes_of_all = len(transform.classes)  # a node may have none of the last
     return census, classes_of_all, {name: i for i, name in enumerate(names)}
-
-
-def _parts(who: str, answer: dict[str, Unknown], sizes: list[int]) -> tuple[list[int], dict[str, Unknown]]:
-    """The sizes of the parts that a node has dealt, after a check of their form."""
-    try:
-        train, held, valid = answer["sizes"], answer["held"], True
-        for each in (train, *(n for n in held.values() if isinstance(n, list))):
-            valid = valid and len(each) == len(sizes)
-            valid = valid and all(type(n) is int and 0 <= n <= most for n, most in zip(each, sizes, strict=True))
-        valid = valid and all(train) and held.keys() == {"val", "test"}
-        if not valid or not all(isinstance(n, list) or (type(n) is int and 0 <= n < 2**31) for n in held.values()):
-            raise ValueError("numbers that cannot be")
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise NodeError(f"{who}: how it dealt its rows is none ({type(error).__name__}: {error})") from error
-    return train, held
 
 
 def _transform(about: dict[str, Unknown]) -> Transform:

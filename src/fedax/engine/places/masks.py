@@ -251,9 +251,10 @@ class Masks:
         """Whether the secrets of an exchange are here; they are lost when the node is started again."""
         return name in self._turns
 
-    def names(self, name: str, positions: Collection[int]) -> list[str]:
-        """The names of some nodes of an exchange."""
-        return [self._turns[name].keys[k].name for k in positions]
+    def parts(self, name: str, positions: Collection[int]) -> dict[str, float]:
+        """Some nodes of an exchange whose sum is masked -> their weights."""
+        turn = self._turns[name]
+        return {turn.keys[k].name: turn.parts[k].weight + turn.parts[k].data_weight for k in positions}
 
     def offer(self, name: str, position: int, keys: Sequence[Key], threshold: int, question: str, part: Part) -> Offer:
         """Draw the secrets of an exchange; a repeated call gives the same.

@@ -41,7 +41,7 @@ from fedax.engine.loop import (
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.host import read_encoded
 from fedax.engine.places.layout import Layout
-from fedax.engine.places.nodes import Message, packed
+from fedax.engine.places.nodes import Message
 from fedax.engine.places.remote import NodeAnswers, NodeMessages, Remote
 from fedax.engine.plan import Plan
 from fedax.engine.timetable import Group, Timetable
@@ -154,7 +154,7 @@ class Paced(Remote):
     trace.
 
     Args:
-        job, fleet, problem, number, resumes: as there.
+        job, fleet, config, number, resumes: as there.
         arrivals: the file of the trace; ``None``: there is none, and no run goes on.
 
     Raises:
@@ -165,12 +165,12 @@ class Paced(Remote):
         self,
         job: Job,
         fleet: Fleet,
-        problem: dict[str, Unknown],
+        config: dict[str, Unknown],
         number: int,
         resumes: bool = False,
         arrivals: pathlib.Path | None = None,
     ):
-        super().__init__(job, fleet, problem, number, resumes)
+        super().__init__(job, fleet, config, number, resumes)
         assert job.pacing is not None
         census, self._concurrency = job.census, job.pacing.pace.concurrency
         self._schedule = LiveSchedule(job.pacing.pace, census.num_clients, job.seed)
@@ -183,7 +183,7 @@ class Paced(Remote):
         self._newest: State | None = None  # after the last step
         self._steps: dict[int, _Step] = {}  # that nobody has asked for yet, by the number of steps
         self._goal = 0  # up to so many steps answers are taken
-        self._kept: dict[int, np.ndarray] = {}  # steps -> [N, 2] versions of memory to which a run may go back
+        self._kept: dict[int, np.ndarray] = {}  # steps -> [N] versions of memory to which a run may go back
         self._downloads: dict[int, Tree] = {}  # by group
         self._form_of_download: Tree = None
         self._uploads: dict[int, tuple[Tree, bool]] = {}  # that wait for a step, by job: with whether they count
@@ -256,8 +256,8 @@ class Paced(Remote):
         """Begin, or go on from a checkpoint."""
         if self._newest is not None:
             return
-        self._newest, self._run, self._goal = state, int(state.memory[0, 0]), index
-        self._versions = state.memory[:, 1:].copy()
+        self._newest, self._goal = state, index
+        self._versions = state.memory[:, 1].copy()
         self._kept[index] = self._versions.copy()
         place = (0, 0) if state.box == () else tuple(state.box["place"].tolist())
         for number, at in self._trace.restore(place):
@@ -354,15 +354,15 @@ class Paced(Remote):
     def _asked(self, job: int) -> _Asked:
         """The message to the node of a piece of work."""
         assert self._newest is not None
-        which, row = self._at_node[self._schedule.clients[job]]
+        _, row = self._at_node[self._schedule.clients[job]]
         group = self._schedule.under_way[job]
-        self.index, self._count = self._schedule.versions[job], self._count + 1
+        self.index = self._schedule.versions[job]
         self._kept_versions = np.stack([self._versions, *self._kept.values()], axis=1)
         request = self._request(self._alone(job), self._newest.server)
-        head, arrays = self._exchange_message(
-            request, self._downloads[group], np.zeros(1, int), np.array([row], np.int32)
+        message = self._exchange_message(
+            request, self._downloads[group], np.zeros(1, int), np.array([row], np.int32), group=group, work=job
         )
-        return _Asked(job, self.fleet.message(which, head | {"group": group}, packed(arrays)))
+        return _Asked(job, message)
 
     def _hear(self, came: _Came) -> None:
         """Take an answer, and the step that it makes."""
@@ -377,7 +377,7 @@ class Paced(Remote):
         steps = schedule.version
         schedule.hear(job, came.time)
         if counts:
-            self._versions[client] = came.message.head["write"]
+            self._versions[client] = job + 1
         if job not in schedule.dropped:
             self._uploads[job] = upload, counts
         if schedule.version > steps:
@@ -424,7 +424,7 @@ class Paced(Remote):
         except StopIteration as finished:
             end = finished.value
         memory = before.memory.copy()
-        memory[:, 1:] = self._versions
+        memory[:, 1] = self._versions
         exclusions = before.exclusions.after(heard, end) if before.exclusions else ()
         self._newest = State(end.server, memory, exclusions)
         self._kept[version + 1] = self._versions.copy()

@@ -11,9 +11,11 @@ import numpy as np
 
 from fedax.columns import PARTS
 from fedax.contract.types import Unknown
-from fedax.errors import ConfigError, NodeError, unknown
+from fedax.engine.job import Job
+from fedax.engine.places.agreement import Agreement
+from fedax.engine.places.refusals import Refusal, Rule
+from fedax.errors import ConfigError, unknown
 from fedax.numbers import check_count, check_number
-from fedax.tasks.task import Task
 
 _EQUAL = 1e-6  # relative, of shares of a sum
 _EPSILON, _DELTA = 8.0, 1e-5
@@ -59,15 +61,15 @@ colluding = 1
 share = 0.9
 
 [figures]
-# The measures that may leave. They are sums over this node's examples, and are not masked.
-columns = [
-  "train_loss", "val_loss", "val_error", "val_accuracy", "val_auc", "val_f1",
-  "test_loss", "test_error", "test_accuracy", "test_auc", "test_f1",
-]
-# With noise, figures are private: its standard deviation, in units of how far one client can move them. Losses are
-# clipped to [0, bound].
-# noise = 20.0
-# bound = 3.0
+# The measures that may leave. They are means over this node's examples, and are not masked.
+columns = ["train_loss", "val_loss", "val_error", "val_accuracy", "test_loss", "test_error", "test_accuracy"]
+# With noise, figures are private, also where the server chooses the model: its standard deviation, in units of how far
+# one row can move them, or one client (unit = "clients"). Losses are clipped to [0, bound].
+noise = 20.0
+bound = 3.0
+unit = "rows"
+# Without noise: histograms of metrics, such as that of AUC, have at most so many bits.
+# bits = 6
 
 # Noise of the node's own on each update, so that the server sees private sums only. It cannot be used with [secure]:
 # take one of the two. An update is clipped to the norm `clip`; `noise` is in units of the clip.
@@ -76,9 +78,9 @@ columns = [
 # noise = 4.0
 
 # What all noise together may spend, over all runs. When it is spent, the node does not answer any more.
-# [budget]
-# epsilon = 8.0
-# delta = 1e-5
+[budget]
+epsilon = 8.0
+delta = 1e-5
 """
 
 
@@ -109,6 +111,8 @@ class Policy:
             to [0, 1], others to [0, ``bound``]. What has no such bound is refused: gradients, and metrics that are made
             of sums. The noise is of a secret of the node, and the same where the same question is asked again.
         bound: b > 0, the largest loss; with ``noise`` only.
+        unit: what the noise of figures hides: ``"clients"``, or ``"rows"``, where losses are clipped row by row.
+        bits: the most bits of a metric's histogram, ≥ 1; ``None``: any number.
         clip: C > 0, the longest norm of one client's update. With it each sum of updates that leaves has Gaussian noise
             of standard deviation ``update_noise`` · C · (the largest weight of a client in it).
         update_noise: z > 0; with ``clip`` only, and not with ``nodes``.
@@ -125,9 +129,9 @@ class Policy:
         >>> policy = Policy(columns=["train_loss"], clients=2)
         >>> policy.refused(["train_loss", "grad_norm_sq"])
         ['grad_norm_sq']
-        >>> policy.check_sum("an update", np.array([0.9, 0.1]), np.array([500, 60]))
+        >>> policy.check_sum(np.array([0.9, 0.1]), np.array([500, 60]))
         Traceback (most recent call last):
-        fedax.errors.NodeError: its owner's policy (sums.clients = 2) is against an update in which one client has ...
+        fedax.engine.places.refusals.Refusal: its owner's policy (sums.clients = 2) is against a sum in which one ...
     """
 
     methods: Collection[str] | None = None
@@ -147,6 +151,8 @@ class Policy:
     columns: Collection[str] | None = None
     noise: float | None = None
     bound: float | None = None
+    unit: str = "clients"
+    bits: int | None = None
     clip: float | None = None
     update_noise: float | None = None
     epsilon: float | None = None
@@ -161,12 +167,14 @@ class Policy:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(_place(name), getattr(self, name), "give true or false")
         for count, low in (("rounds", 1), ("total", 1), ("daily", 1), ("clients", 1), ("examples", 1), ("batch", 1),
-                          ("steps", 0), ("nodes", 1), ("colluding", 0)):  # fmt: skip
+                          ("steps", 0), ("nodes", 1), ("colluding", 0), ("bits", 1)):  # fmt: skip
             if getattr(self, count) is not None:
                 check_count(_place(count), getattr(self, count), low)
         for name in ("noise", "bound", "clip", "update_noise", "epsilon"):
             if getattr(self, name) is not None:
                 check_number(_place(name), getattr(self, name), 0, open_low=True, fixed=True)
+        if self.unit not in ("clients", "rows"):
+            raise ConfigError(_place("unit"), self.unit, "give clients or rows")
         check_number(_place("share"), self.share, 0, 1, open_low=True, fixed=True)
         if self.delta is not None:
             check_number(_place("delta"), self.delta, 1e-12, 1, open_high=True, fixed=True)
@@ -217,70 +225,99 @@ class Policy:
 
     # ---- what a run may be
 
-    def check_problem(self, problem: Mapping[str, Unknown], batch_size: int | None, sizes: Sequence[int]) -> None:
-        """Refuse methods, tasks or batch sizes of a run.
+    def check_run(
+        self, agreement: Agreement, job: Job, sizes: Sequence[int], single: bool, measured: Sequence[str]
+    ) -> None:
+        """Refuse a run before its first round.
 
         Args:
-            problem: the configuration of the job in plain JSON.
-            batch_size: B, or ``None`` for all examples of a client.
-            sizes: how many examples each client has.
+            agreement, job: the agreement, and the job that the node derived from it.
+            sizes: how many examples each of the node's clients has for training.
+            single: whether uploads leave one by one.
+            measured: the columns to which the node contributes.
 
         Raises:
-            NodeError: a rule forbids it.
+            Refusal: a rule forbids it.
         """
-        for rule, allowed, part in (("methods", self.methods, "method"), ("tasks", self.tasks, "task")):
-            if allowed is not None and part in problem and (name := problem[part]["name"]) not in allowed:
-                raise _refusal(rule, sorted(allowed), f"a run with the {part} {str(name)[:80]!r}")
-        if batch_size is not None and batch_size < min(self.batch, max(sizes)):
-            raise _refusal("batch", self.batch, f"local steps of {batch_size} examples")
+        self.check_problem(agreement.config)
+        wire, batch = job.hyper.wire, job.plan.batch_size
+        if not self.split and agreement.split is not None:
+            raise Refusal(Rule.SPLIT, False)
+        if batch is not None and batch < min(self.batch, max(sizes)):
+            raise Refusal(Rule.BATCH, self.batch)
+        if wire.secure is not None and wire.faults is not None:
+            raise Refusal(Rule.SILENCED)
+        self.check_upload(single, wire.guard is not None, wire.secure is not None)
+        if refused := self.refused(measured):
+            raise Refusal(Rule.COLUMNS, self._listed(self.columns), ", ".join(refused))
+        metrics = job.plan.task.whole_metrics
+        sums = [name for name in measured if name.startswith(PARTS) and name.partition("_")[2] in metrics]
+        if self.noise and (unbounded := [name for name in measured if name == "grad_norm_sq"] + sums):
+            raise Refusal(Rule.UNBOUNDED, self.noise, ", ".join(unbounded))
+        if self.bits is not None and any(getattr(metric, "bits", 0) > self.bits for metric in metrics.values()):
+            raise Refusal(Rule.BITS, self.bits)
+
+    def check_problem(self, config: Mapping[str, Unknown]) -> None:
+        """Refuse a run by the names of its method and its task.
+
+        Raises:
+            Refusal: a rule forbids it.
+        """
+        for rule, allowed, part in ((Rule.METHOD, self.methods, "method"), (Rule.TASK, self.tasks, "task")):
+            if allowed is not None and part in config and config[part].get("name") not in allowed:
+                raise Refusal(rule, self._listed(allowed), str(config[part].get("name"))[:80])
 
     def refused(self, columns: Sequence[str]) -> list[str]:
         """The columns among ``columns`` that may not leave."""
         return [] if self.columns is None else [name for name in columns if name not in self.columns]
 
-    def why(self, columns: Sequence[str], task: Task) -> str | None:
-        """Why not all of some columns may leave, of runs that learn a task; ``None``: all may."""
-        if refused := self.refused(columns):
-            return f"its owner does not let {', '.join(refused)} leave it (--columns)"
-        sums = [name for name in columns if name.startswith(PARTS) and name.partition("_")[2] in task.whole_metrics]
-        if self.noise and (unbounded := [name for name in columns if name == "grad_norm_sq"] + sums):
-            text = "its owner lets figures leave it with noise only (--noise)"
-            return f"{text}, and how far one client can move {', '.join(unbounded)} has no bound: leave it out"
-        return None
+    @staticmethod
+    def _listed(names: Collection[str] | None) -> str:
+        return "[" + ", ".join(sorted(names or ())) + "]"
 
     # ---- what an answer may be
 
-    def check_sum(self, what: str, weights: np.ndarray, sizes: np.ndarray) -> None:
+    def check_sum(self, weights: np.ndarray, sizes: np.ndarray) -> None:
         """Refuse a sum over clients that reveals too much of one of them, or of one example.
 
         Args:
-            what: what is summed, for the error.
-            weights: [k] the weights of the clients.
+            weights: [k] the weights of the clients, ≥ 0.
             sizes: [k] how many examples each has.
 
         Raises:
-            NodeError: it does; or weights that are not numbers ≥ 0.
+            Refusal: it does.
         """
         weights = np.asarray(weights, float)
-        if not (np.isfinite(weights).all() and (weights >= 0).all()):
-            raise NodeError("the weights of clients that came are not numbers ≥ 0")
         if not (total := float(weights.sum())):
             return
         share = weights / total
         if share.max() > (1 + _EQUAL) / self.clients:
-            raise _refusal("clients", self.clients, f"{what} in which one client has {share.max():.0%} of the weight")
-        each = float((share / np.maximum(sizes, 1)).max())
-        if each > (1 + _EQUAL) / self.examples:
-            raise _refusal("examples", self.examples, f"{what} in which an example counts as one of {1 / each:.0f}")
+            raise Refusal(Rule.CLIENTS, self.clients)
+        if float((share / np.maximum(sizes, 1)).max()) > (1 + _EQUAL) / self.examples:
+            raise Refusal(Rule.EXAMPLES, self.examples)
 
-    def check_held(self, what: str, number: int) -> None:
+    def check_held(self, number: int) -> None:
         """Refuse figures of too few held-out examples.
 
         Raises:
-            NodeError: they are.
+            Refusal: they are.
         """
         if number < self.examples:
-            raise _refusal("examples", self.examples, f"{what} over {number} held-out examples")
+            raise Refusal(Rule.HELD, self.examples)
+
+    def check_table(self, number: int) -> None:
+        """Refuse figures of single clients, of whom each has at least so many test examples.
+
+        Raises:
+            Refusal: a rule is against it.
+        """
+        if self.noise is not None:
+            raise Refusal(Rule.NO_FIGURES, self.noise)
+        if not self.single or self.clients > 1:
+            raise Refusal(Rule.SINGLE, self.single)
+        if self.refused(["test_loss"]):
+            raise Refusal(Rule.COLUMNS, self._listed(self.columns), "test_loss")
+        self.check_held(number)
 
     def check_upload(self, single: bool, guarded: bool, secure: bool) -> None:
         """Refuse an upload in a form in which it may not leave.
@@ -291,38 +328,32 @@ class Policy:
             secure: whether it leaves in a secure sum.
 
         Raises:
-            NodeError: a rule is against it.
+            Refusal: a rule is against it.
         """
         if self.nodes is not None and not secure:
-            raise _refusal("nodes", self.nodes, "an update that is not in a secure sum: set run.secure")
+            raise Refusal(Rule.SECURE, self.nodes)
         if single and not self.single:
-            way_out = "leave out robust averages, compression and pace"
-            raise _refusal("single", False, f"an upload of a single client: {way_out}")
+            raise Refusal(Rule.SINGLE, False)
         if self.clip is not None and (single or guarded or secure):
-            how = "in a secure sum" if secure else "with a guard" if guarded else "one by one"
-            raise _refusal("clip", self.clip, f"uploads {how}, to which this node cannot add its noise")
+            raise Refusal(Rule.NOISE, self.clip)
 
-    def check_work(self, steps: np.ndarray, done: int) -> None:
+    def check_work(self, steps: int) -> None:
         """Refuse an upload after too few local steps.
 
-        Args:
-            steps: [k] of each client, as asked.
-            done: by all of them, as counted.
-
         Raises:
-            NodeError: they are too few.
+            Refusal: they are too few.
         """
-        if min(int(steps.min()), done // len(steps)) < self.steps:
-            raise _refusal("steps", self.steps, f"an upload after {min(int(steps.min()), done // len(steps))} steps")
+        if steps < self.steps:
+            raise Refusal(Rule.STEPS, self.steps)
 
     def check_nodes(self, number: int) -> None:
         """Refuse a secure sum over so many nodes, this one among them.
 
         Raises:
-            NodeError: they are too few.
+            Refusal: they are too few.
         """
         if self.nodes is not None and number - 1 < self.nodes:
-            raise _refusal("nodes", self.nodes, f"a secure sum over this node and {number - 1} others")
+            raise Refusal(Rule.NODES, self.nodes)
 
     # ---- where it is from
 
@@ -380,7 +411,7 @@ _SECTIONS = {
     "sums": {name: name for name in ("clients", "examples", "single")},
     "work": {name: name for name in ("batch", "steps")},
     "secure": {name: name for name in ("nodes", "colluding", "share")},
-    "figures": {name: name for name in ("columns", "noise", "bound")},
+    "figures": {name: name for name in ("columns", "noise", "bound", "unit", "bits")},
     "updates": {"clip": "clip", "noise": "update_noise"},
     "budget": {name: name for name in ("epsilon", "delta")},
 }
@@ -390,7 +421,3 @@ _PLACES = {field: f"{section}.{rule}" for section, rules in _SECTIONS.items() fo
 def _place(field: str) -> str:
     """The section and the name of a rule in the file."""
     return _PLACES[field]
-
-
-def _refusal(field: str, value: Unknown, what: str) -> NodeError:
-    return NodeError(f"its owner's policy ({_place(field)} = {value}) is against {what}")

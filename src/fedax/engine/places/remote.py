@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import secrets
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -31,6 +31,17 @@ from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
 from fedax.engine.loop import Clients, Hyper, Request, Response, State, Tally, exchanges
 from fedax.engine.places import masks
+from fedax.engine.places.agreement import (
+    Agreement,
+    common_question,
+    digest_of,
+    digest_of_text,
+    precise_versions,
+    program_of,
+    shared_sizes,
+    traced,
+    version_after,
+)
 from fedax.engine.places.answered import Repeated
 from fedax.engine.places.device import first_states, no_exclusions
 from fedax.engine.places.fleet import Fleet
@@ -42,17 +53,6 @@ from fedax.engine.places.host import (
 )
 from fedax.engine.places.layout import Layout
 from fedax.engine.places.nodes import Message, joined, packed, parted, unpacked
-from fedax.engine.places.questions import (
-    ECHOED,
-    Problem,
-    client_round,
-    clients_form,
-    common_question,
-    contribution_of,
-    exchange_name,
-    order,
-    program_of,
-)
 from fedax.engine.plan import ExchangeForm
 from fedax.errors import NodeError
 from fedax.federation.participation import Full
@@ -125,13 +125,13 @@ def _columns_from_nodes(job: Job) -> list[str]:
 class Remote(HostServer):
     """The program of one job whose clients are at nodes, and the place that answers its requests.
 
-    Between two rounds ``state.memory`` is [N, 3]: the number of the run, which is random, and the version of each
-    client's memory: the number of the process of the server that asked for it, random too, and a count.
+    Between two rounds ``state.memory`` is [N, 2]: the number of the run, which is random, and the version of each
+    client's memory at its node.
 
     Args:
         job: made from the fleet's census.
         fleet: the nodes.
-        problem: the configuration in plain JSON, from which nodes make the method, the task and the wire.
+        config: the configuration in plain JSON, from which nodes derive the same job.
         number: the number of the run, random, below 2^62; a run that continues has the same.
         resumes: whether there is a checkpoint to go on from.
 
@@ -139,15 +139,13 @@ class Remote(HostServer):
         NodeError: a node objects to the run.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, problem: dict[str, Unknown], number: int, resumes: bool = False):
+    def __init__(self, job: Job, fleet: Fleet, config: dict[str, Unknown], number: int, resumes: bool = False):
         super().__init__(job)
         self.fleet, self._resumes = fleet, resumes
-        problem_ = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
-        traced = client_round(problem_, job.plan, job.census.example, job.x)
-        self._forms = traced.forms
-        paced = job.pacing is not None
-        self._job_head = order(job.plan, problem, job.seed, program_of(traced), fleet.deal, paced)
-        self._process, self._count, self._run, self._number = secrets.randbits(62), 0, 0, number
+        dry = traced(job)
+        self._forms, self._number = dry.forms, number
+        self._agreement = agreement_of(job, fleet, config, number, program_of(dry))
+        self._run = self._agreement.digest
         self._older_versions: list[np.ndarray] = []  # at the two checkpoints before the last
         self._prefetched: _Prefetched | None = None
         self._sums: dict[tuple[str, int, int], tuple[Tree, Tree]] = {}
@@ -155,10 +153,7 @@ class Remote(HostServer):
         self._traffic_before = (fleet.transport.sent, fleet.transport.received, fleet.waited)
         self._seconds = 0.0  # that rounds took since the last look
         self.counts: dict[str, Tree] = {}  # of the last evaluation: part -> counts of scores
-        # Of a run that continues the nodes have counted some rounds; whether they allow the rest shows in each round.
-        checked = fleet.check(
-            self._job_head, _columns_from_nodes(job), 0 if resumes else job.rounds, job.plan.task.frozen
-        )
+        checked = fleet.agree(self._agreement, job.plan.task.frozen)
         self._keys: dict[int, masks.Key] = {}
         if job.hyper.wire.secure is not None:
             masks.require()
@@ -175,7 +170,7 @@ class Remote(HostServer):
         """The state before round 0, and the tally of the warm-up; only its form, if a checkpoint replaces it."""
         job = self.job
         server, _ = first_states(job.hyper.method, job.x)
-        versions = np.zeros((job.plan.num_clients, 3), np.int64)
+        versions = np.zeros((job.plan.num_clients, 2), np.int64)
         versions[:, 0] = self._number
         state = State(server, versions, jax.tree.map(np.array, no_exclusions(job.plan)))
         if not self._resumes and resolve(job.hyper.method, 0).warmup():
@@ -211,21 +206,14 @@ class Remote(HostServer):
         job, census = self.job, self.job.census
         model = model_after(job.hyper.method, state.server, index)[0]
         parts = _parts_at_nodes(job)
-        head = {"kind": "evaluate", "job": self._job_head, "index": index, "run": int(state.memory[0, 0]),
-                 "grad_norm": job.grad_norm, "parts": parts}  # fmt: skip
-        weights = np.asarray(job.fed.weights)
-        messages = {
-            which: self.fleet.message(
-                which, head, packed({"model": model, "weights": weights[self.fleet.clients(which)]})
-            )
-            for which in range(len(self.fleet))
-        }
-        real = jax.ShapeDtypeStruct((), weights.dtype)
+        message = Message({"kind": "evaluate", "agreement": self._run, "round": index}, packed({"model": model}))
+        messages = dict.fromkeys(range(len(self.fleet)), message)
+        real = jax.ShapeDtypeStruct((), np.asarray(job.fed.weights).dtype)
         arrays: dict[int, dict[str, Tree]] = {}
         forms = {"train": [real, job.x.tree] if job.grad_norm else [real]}
         held_form = self._held_out_form if parts else {}
         for which, answer in self._evaluate_and_prefetch(messages, state, index, model).items():
-            if answer is not None:
+            if answer is not None and "repeated" not in answer.head:
                 wanted = forms | {part: held_form for part in parts if part in self.fleet.held(which)}
                 arrays[which] = self._opened(which, answer, messages[which], wanted)
         if not arrays:
@@ -259,8 +247,7 @@ class Remote(HostServer):
 
     def forget(self) -> None:
         """Tell the nodes that the run is over, and that they can delete its memory."""
-        head = {"kind": "forget", "run": self._run}
-        messages = {which: self.fleet.message(which, head) for which in range(len(self.fleet))}
+        messages = dict.fromkeys(range(len(self.fleet)), Message({"kind": "forget", "agreement": self._run}))
         with contextlib.suppress(NodeError):  # the run is over, whatever a node says now
             for _ in self.fleet.ask(messages, min(self.fleet.timeout, _PARTING)):
                 pass
@@ -331,7 +318,7 @@ class Remote(HostServer):
         indices = np.array([index], np.int32)
         drawn = draw_rounds(hyper, job.fed, job.key, indices, plan=plan, stage=stage)
         clients, round_ = jax.tree.map(lambda leaf: leaf[0], drawn)
-        self.index, self._run, versions = index, int(state.memory[0, 0]), state.memory[:, 1:]
+        self.index, versions = index, state.memory[:, 1]
         # A checkpoint is made after every round, and two are kept: at the start of this round, and of the one before.
         # That of the start may still have to be written, so a third version is kept.
         older = [*self._older_versions, versions, versions][:2]
@@ -351,7 +338,7 @@ class Remote(HostServer):
         counted = clients.present & (np.asarray(end.counts) & ~np.asarray(end.skipped))
         ids = clients.ids[counted]
         memory = state.memory.copy()
-        memory[ids, 1:] = self._versions[ids]
+        memory[ids, 1] = self._versions[ids]
         self._older_versions = [versions, *self._older_versions[:1]]
         self._done[0] += int(self._answered.sum())
         exclusions = state.exclusions.after(clients, end) if state.exclusions else ()
@@ -364,7 +351,6 @@ class Remote(HostServer):
             request, cohort = request._replace(clients=request.clients.alone(request.at)), cohort[request.at][None]
         form, size, accepted = self._form(request.stage, request.number), len(cohort), self._answered[cohort]
         positions_asked = np.flatnonzero(accepted)
-        self._count += 1
         at_nodes = self._by_node(request.clients, positions_asked)
         download = self._download(request)
         layout = Layout.of(form.upload, form.first)
@@ -380,11 +366,7 @@ class Remote(HostServer):
         else:
             total, uploads = ((), ()) if layout.messages else _zeros(self._summed(request, size))
         exchange_messages = {which: self._exchange_message(request, download, *at) for which, at in at_nodes.items()}
-        messages = {
-            which: self.fleet.message(which, head, packed(arrays))
-            for which, (head, arrays) in exchange_messages.items()
-        }
-        answers = (yield messages) if messages else {}
+        answers = (yield exchange_messages) if exchange_messages else {}
         for which in sorted(at_nodes):
             positions, _ = at_nodes[which]
             answer = answers[which]
@@ -392,8 +374,8 @@ class Remote(HostServer):
                 self._node_lost(which, None if answer is None else str(answer.head["repeated"]))
                 self._answered[cohort[positions]] = accepted[positions] = False
                 continue
-            arrays = self._read(which, answer, messages[which], request, len(positions))
-            self._versions[request.clients.ids[positions]] = self._process, self._count
+            arrays = self._read(which, answer, exchange_messages[which], request, len(positions))
+            self._versions[request.clients.ids[positions]] = self._version(request)
             accepted[positions] = arrays.get("accepted", True) & self._plausible(arrays, len(positions))
             if "total" in arrays and not accepted[positions].any():
                 continue
@@ -430,19 +412,14 @@ class Remote(HostServer):
         nodes, least = len(order), masks.least(len(order), wire.secure.threshold)
         self._check_enough_nodes(order, nodes, least)
         # First, the nodes offer masks.
-        keys, exchange_id = [self._keys[which]._asdict() for which in order], self._exchange_id(request)
-        fixed = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.zeros(()).dtype), wire.fixed)
-        exchange_messages = {which: self._exchange_message(request, download, *at_nodes[which]) for which in order}
-        question = common_question(exchange_messages[order[0]][0], download, fixed)
-        offer_head = exchange_id | {"kind": "offer", "keys": keys, "threshold": least, "question": question}
-        contributions = {
-            which: list(contribution_of(arrays["clients"])) for which, (_, arrays) in exchange_messages.items()
-        }
-        heads = {
-            which: (offer_head | {"position": k, "part": contributions[which]}, b"") for k, which in enumerate(order)
-        }
+        keys, session = [self._keys[which]._asdict() for which in order], secrets.randbits(31)
+        model = digest_of(jax.tree.map(np.asarray, download))
+        question = common_question(self._run, request.stage, self.index, request.number, model)
+        told = {"keys": keys, "threshold": least, "question": question, "session": session}
+        asked = {which: self._exchange_message(request, download, *at_nodes[which]) for which in order}
+        messages = {which: _with(asked[which], "offer", told | {"position": k}, b"") for k, which in enumerate(order)}
         offers = {}
-        for which, (answer, _) in (yield from self._ask_survivors(heads, {})).items():
+        for which, (answer, _) in (yield from self._ask_survivors(messages, {})).items():
             try:
                 offers[which] = masks.Offer.of(answer["offer"], order.index(which), nodes)
             except (LookupError, TypeError, ValueError) as error:
@@ -450,28 +427,30 @@ class Remote(HostServer):
                 raise NodeError(f"clients {self.fleet.names(which)}: its masks are none ({text})") from error
         survivors = self._survivors(order, offers, at_nodes, nodes, least)
         # Second, they send masked sums.
-        heads = {}
+        messages = {}
         for which in survivors:
-            head, arrays = exchange_messages[which]
             received = {str(order.index(other)): offers[other].to(order.index(which)) for other in survivors}
-            secure = {"offers": received, "places": wire.fixed.places}
-            heads[which] = (head | {"secure": secure}, packed(arrays | {"fixed": fixed}))
+            messages[which] = _with(asked[which], "exchange", {"offers": received, "session": session})
         size = masks.flat(zero).size * bits // 8
-        answers = yield from self._ask_survivors(heads, {"masked": jax.ShapeDtypeStruct((size,), np.uint8)})
+        answers = yield from self._ask_survivors(messages, {"masked": jax.ShapeDtypeStruct((size,), np.uint8)})
         survivors = self._survivors(survivors, answers, at_nodes, nodes, least)
         for which in survivors:
             self._count_done(which, answers[which][0])
-            self._versions[request.clients.ids[at_nodes[which][0]]] = self._process, self._count
+            self._versions[request.clients.ids[at_nodes[which][0]]] = self._version(request)
         # Third, they agree whose sums are added, and reveal the shares that remove the masks.
-        reveal_head = exchange_id | {"kind": "agree", "survivors": [order.index(which) for which in survivors]}
-        replies = yield from self._ask_survivors(dict.fromkeys(survivors, (reveal_head, b"")), {})
+        told = {"session": session, "survivors": [order.index(which) for which in survivors]}
+        replies = yield from self._ask_survivors(
+            {which: _with(asked[which], "agree", told, b"") for which in survivors}, {}
+        )
         self._check_enough_nodes(replies, nodes, least)
         agreed = {str(order.index(which)): answer.get("agreed") for which, (answer, _) in replies.items()}
-        reveal_head = exchange_id | {"kind": "unmask", "agreed": agreed}
-        replies = yield from self._ask_survivors(dict.fromkeys(replies, (reveal_head, b"")), {})
+        told = {"session": session, "agreed": agreed}
+        replies = yield from self._ask_survivors(
+            {which: _with(asked[which], "unmask", told, b"") for which in replies}, {}
+        )
         self._check_enough_nodes(replies, nodes, least)
         summed = masks.total(
-            exchange_name(exchange_id),
+            "/".join(map(str, (self._run, request.stage, self.index, request.number, session))),
             {order.index(which): answers[which][1]["masked"] for which in survivors},
             {order.index(which): offer for which, offer in offers.items()},
             {order.index(which): answer.get("told") for which, (answer, _) in replies.items()},
@@ -481,10 +460,9 @@ class Remote(HostServer):
         return masks.tree_of(summed, zero)
 
     def _ask_survivors(
-        self, heads: Mapping[int, tuple[dict[str, Unknown], bytes]], wanted: Mapping[str, Tree]
+        self, messages: NodeMessages, wanted: Mapping[str, Tree]
     ) -> Generator[NodeMessages, NodeAnswers, dict[int, tuple[dict[str, Unknown], dict[str, Tree]]]]:
         """The answers of the nodes that do answer, and still have the secrets of the exchange."""
-        messages = {which: self.fleet.message(which, *each) for which, each in heads.items()}
         answers = yield messages
         for which, answer in answers.items():
             if answer is not None and "repeated" in answer.head:
@@ -525,12 +503,9 @@ class Remote(HostServer):
                 "hides each node; --resume goes on when they are back"
             )
 
-    def _exchange_id(self, request: Request) -> dict[str, Unknown]:
-        """The entries of a message that identify the exchange."""
-        return {
-            "run": self._run, "stage": request.stage, "number": request.number, "index": self.index,
-            "write": [self._process, self._count],
-        }  # fmt: skip
+    def _version(self, request: Request) -> int:
+        """The version of a client's memory after an exchange."""
+        return version_after(request.stage, self.index, request.number)
 
     def _by_node(self, clients: Clients, positions_asked: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Node -> the positions of its clients in the cohort, and their rows at the node."""
@@ -579,23 +554,21 @@ class Remote(HostServer):
         return compressors_of(self.job.hyper.method, self.job.hyper.wire)[1] or Identity()
 
     def _exchange_message(
-        self, request: Request, download: Tree, positions: np.ndarray, rows: np.ndarray
-    ) -> tuple[dict[str, Unknown], dict[str, Tree]]:
-        """The message to a node in an exchange: its head, and its arrays."""
+        self, request: Request, download: Tree, positions: np.ndarray, rows: np.ndarray, **told: int
+    ) -> Message:
+        """The message to a node in an exchange: which one, the download, and what the node cannot derive."""
         clients = request.clients
         ids = clients.ids[positions]
-        columns_ = {name: getattr(clients, name)[positions] for name in ("ids", "weights", "data_weights", "steps")}
-        arrays = {"clients": columns_ | {"rows": rows}, "base": self._versions[ids], "keep": self._kept_versions[ids]}
-        form = clients_form(len(positions), self._kept_versions.shape[1])
-        arrays = jax.tree.map(lambda leaf, kind: np.asarray(leaf, kind.dtype), arrays, form)
-        sizes_ = {"kind": "exchange", "size": len(positions), "keep": self._kept_versions.shape[1]}
-        head = (
-            {"job": self._job_head}
-            | self._exchange_id(request)
-            | sizes_
-            | {"heard": request.exchange.server is not None}
-        )
-        return head, arrays | {"download": download}
+        facts: dict[str, Unknown] = {
+            "rows": rows.tolist(), "base": self._versions[ids].tolist(), "keep": self._kept_versions[ids].tolist(),
+        }  # fmt: skip
+        if self.job.hyper.wire.guard is not None and request.number:
+            facts["out"] = rows[clients.weights[positions] == 0].tolist()
+        head = {
+            "kind": "exchange", "agreement": self._run, "stage": request.stage, "round": self.index,
+            "exchange": request.number, "told": facts | told,
+        }  # fmt: skip
+        return Message(head, packed({"download": jax.tree.map(np.asarray, download)}))
 
     def _read(self, which: int, answer: Message, message: Message, request: Request, size: int) -> dict[str, Tree]:
         """The arrays of a node's answer in an exchange."""
@@ -603,9 +576,10 @@ class Remote(HostServer):
         wanted: dict[str, Tree] = {}
         layout = Layout.of(form.upload, form.first)
         total, uploads = ((), ()) if layout.messages else self._summed(request, size)
-        if message.head["heard"] and layout.messages:
+        heard = request.exchange.server is not None
+        if heard and layout.messages:
             wanted = {"letters": layout.on_wire(self._up, size)}
-        elif message.head["heard"]:
+        elif heard:
             wanted = {"uploads": uploads} if wire.gathers else {"total": total}
         if wire.guard is not None and not layout.messages:
             wanted["accepted"] = jax.ShapeDtypeStruct((size,), bool)
@@ -623,9 +597,8 @@ class Remote(HostServer):
     def _opened(self, which: int, answer: Message, message: Message, wanted: Mapping[str, Tree]) -> dict[str, Tree]:
         """The arrays of an answer; raises if it does not belong to the message."""
         answer_name = f"clients {self.fleet.names(which)}: the answer"
-        for name in ECHOED:
-            if answer.head.get(name) != message.head.get(name):
-                raise NodeError(f"{answer_name} is to another question: {name} is {answer.head.get(name)!r}")
+        if answer.head.get("to") != digest_of_text([message.head]):
+            raise NodeError(f"{answer_name} is to another question")
         return unpacked(answer.tensors, wanted, answer_name)
 
     def _plausible(self, arrays: dict[str, Tree], size: int) -> np.ndarray:
@@ -660,6 +633,43 @@ class Remote(HostServer):
         """The work done since the last call."""
         tally, self._done = Tally(*self._done.tolist()), np.zeros(3, np.int64)
         return tally
+
+
+def agreement_of(job: Job, fleet: Fleet, config: dict[str, Unknown], number: int, program: str) -> Agreement:
+    """The agreement of a run over the nodes of a fleet.
+
+    Args:
+        job, fleet, config, number: as of :class:`Remote`.
+        program: the digest of the job's program.
+    """
+    whole, frozen = fleet.whole.census, job.plan.task.frozen
+    weights: str | tuple[float, ...] = tuple(map(float, whole.weights))
+    for name, usual in (
+        ("sizes", whole.sizes / whole.sizes.sum()),
+        ("uniform", np.full(len(whole.sizes), 1 / len(whole.sizes))),
+    ):
+        weights = name if np.array_equal(whole.weights, usual) else weights
+    return Agreement(
+        number, job.seed, config, whole.names, shared_sizes(job, whole.sizes), weights, fleet.split,
+        tuple(_parts_at_nodes(job)), program, digest_of(frozen) if jax.tree.leaves(frozen) else None,
+        precise_versions(),
+    )  # fmt: skip
+
+
+def agreed(fleet: Fleet, config: dict[str, Unknown], seed: int, make: Callable[[], Job]) -> Agreement:
+    """The agreement that the nodes have of a run, or a new one; ``make``: makes the run's job."""
+    known = fleet.whole.agreements.get(digest_of_text(config, seed, fleet.split))
+    if known is None:
+        job = make()
+        known = agreement_of(job, fleet, config, secrets.randbits(62), program_of(traced(job)))
+        fleet.agree(known, job.plan.task.frozen)
+    return known
+
+
+def _with(message: Message, kind: str, told: Mapping[str, Unknown], tensors: bytes | None = None) -> Message:
+    """The message of an exchange as a part of a secure sum."""
+    head = {**message.head, "kind": kind, "told": {**message.head["told"], **told}}
+    return Message(head, message.tensors if tensors is None else tensors)
 
 
 def _write_rows(all_: Tree, positions: np.ndarray, part: Tree) -> None:

@@ -22,10 +22,11 @@ from fedax.data.formats import parse_json
 from fedax.data.summaries import Plan, Summary, fit, refused, summarize
 from fedax.data.tables import by_value, from_frames, with_labels
 from fedax.data.transform import Document, Transform
+from fedax.engine.places.agreement import precise_versions
 from fedax.engine.places.fleet import who
 from fedax.engine.places.nodes import Failure, Message, Transport
-from fedax.engine.places.questions import precise_versions
-from fedax.engine.places.site import Site, write_line
+from fedax.engine.places.site import Site
+from fedax.engine.places.store import Store, write_line
 from fedax.errors import DataError, FedaxError, NodeError
 from fedax.files import damage, has_digest, seal, with_digest, write_atomic
 
@@ -101,7 +102,7 @@ class Desk:
             traceback.print_exc(file=sys.stderr)
             found = Message({"error": f"{type(error).__name__}; the node's terminal says more"})
         if "waits" not in found.head:  # which is asked again and again
-            write_line(self.folder / "site", message, found, time.perf_counter() - began)
+            write_line(Store(self.folder / "site", ()), message, found, time.perf_counter() - began)
         return found
 
     def _hello(self, message: Message) -> Message:

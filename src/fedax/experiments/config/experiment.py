@@ -12,9 +12,9 @@ import jax
 import fedax
 from fedax.columns import better, measured_names
 from fedax.engine.job import Job, make_job
-from fedax.engine.options import OF_WIRE, Options
+from fedax.engine.options import Options
+from fedax.engine.places.agreement import Made
 from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.questions import Problem
 from fedax.engine.private import is_kept, public
 from fedax.engine.secret import is_drawn
 from fedax.errors import ConfigError, unknown
@@ -46,7 +46,6 @@ from fedax.federation.census import Census
 from fedax.numbers import check_number
 from fedax.registry import within
 from fedax.tracking import Tracker
-from fedax.wire.compressed import Compression
 
 
 @dataclass(frozen=True)
@@ -92,17 +91,21 @@ class Experiment:
     tuned: dict[str, Table] = field(default_factory=dict)
 
     def problem(self, label: str) -> Table:
-        """The table from which a node makes the method of this label, its task and its wire; see :func:`problem_of`."""
+        """The table from which a node derives the run of this label; see :func:`problem_of`."""
         (method,) = (row for row in self.config["methods"] if row["label"] == label)
         return self._problem(method)
 
-    def problem_alone(self, lr: float) -> Table:
-        """As :meth:`problem`, for the baseline where each client trains alone."""
-        return self._problem({"name": LOCAL_ONLY, "label": LOCAL_ONLY, "lr": lr}, of_wire=False)
+    def problem_alone(self, lr: float, rounds: int) -> Table:
+        """As :meth:`problem`, for the baseline where each client trains alone, a pass over its rows in each round."""
+        found = self._problem({"name": LOCAL_ONLY, "label": LOCAL_ONLY, "lr": lr}, of_wire=False)
+        own = codec.written_options(Options(rounds=rounds, work=fedax.Epochs(1), evaluate_every=max(1, rounds)))
+        kept = {name: part for name, part in found.items() if name not in ("participation", "pace")}
+        return kept | own | {"run": found["run"] | own["run"]}
 
     def _problem(self, method: Table, of_wire: bool = True) -> Table:
         told = codec.told_to_nodes(self.config, of_wire)
-        run = {name: self.config["run"][name] for name in ("metrics",) if name in self.config["run"]}
+        measured = ("metrics", "grad_norm", "density")
+        run = {name: self.config["run"][name] for name in measured if name in self.config["run"]}
         told["run"] = told.get("run", {}) | run
         places = [table["name"].rpartition(":")[0] for table in (self.model, method)]
         code = {place: source.digest for place, source in self.code.items() if place in places}
@@ -149,7 +152,7 @@ class Experiment:
         """The same experiment on clients at nodes, who have all rows and split them as :meth:`split` does here."""
         split, run = self.config["data"].get("split"), self.config["run"]
         dealt = dealt_by(split, fleet, run["seeds"][0] if run["split_seeds"] else 0)
-        test = None if dealt.deal is not None and split["test"] else self.test
+        test = None if dealt.split is not None and split["test"] else self.test
         return dataclasses.replace(self, data=dealt.census, val=None, test=test, fleet=dealt)
 
     def undealt(self) -> fedax.FederatedData:
@@ -208,8 +211,8 @@ def within_deadline(experiment: Experiment, label: str) -> tuple[fedax.Work, fed
     return hyper.work, hyper.participation
 
 
-def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
-    """Make the method, the task and the wire from the table of :meth:`Experiment.problem`, at a server or a node.
+def problem_of(table: Table, allowed: Sequence[str] = ()) -> Made:
+    """Make the method, the task and the options from the table of :meth:`Experiment.problem`, at a node.
 
     Args:
         table: from :meth:`Experiment.problem`, as plain JSON.
@@ -225,8 +228,8 @@ def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
         ...     "methods": [{"name": "fedavg", "lr": 0.1}],
         ... })
         >>> problem = problem_of(experiment.problem("fedavg"))
-        >>> problem.method == experiment.methods["fedavg"], problem.task == experiment.task, problem.wire.guard
-        (True, True, Guard())
+        >>> problem.method == experiment.methods["fedavg"], problem.task == experiment.task, problem.options["guard"]
+        (True, True, True)
     """
     code = own.of_owner(allowed, table.get("code", {}))
     task, _ = codec.made_task(table["task"], code)
@@ -235,10 +238,7 @@ def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
         method: fedax.Algorithm = LocalOnly(check_number("lr", table["method"]["lr"], 0, open_low=True))
     else:
         method, _ = codec.method_of(MethodSection(**table["method"]), table["method"]["label"], code)
-    options = {name: part for name, part in codec.options_of(table).items() if name in OF_WIRE}
-    compression = Compression.of(options.get("compress"))
-    wire = Options(rounds=0, **options).with_defaults().wire(compression)
-    return Problem(method, task, wire, compression.up)
+    return Made(method, task, codec.options_of(table))
 
 
 def check_settings(config: Mapping[str, Any], allow_code: bool | own.Code = False) -> None:
