@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-import scipy.stats
 
 pytest.importorskip("Crypto", reason="needs pip install 'fedax[flower]'")
 pytest.importorskip("cryptography", reason="needs pip install 'fedax[flower]'")
@@ -20,7 +18,7 @@ pytest.importorskip("cryptography", reason="needs pip install 'fedax[flower]'")
 import fedax
 from fedax.engine.places import fleet as fleets
 from fedax.engine.places import masks
-from fedax.engine.places.masks import Masks, Offer, Received
+from fedax.engine.places.masks import Offer
 from fedax.engine.places.nodes import Failure, Message
 from fedax.engine.places.policy import Policy
 from fedax.engine.places.questions import Problem
@@ -41,258 +39,6 @@ TWO = dataclasses.replace(SECURE, threshold=2)  # of three nodes: the owners tru
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     monkeypatch.setattr(fleets, "_PAUSE", 0.01)
-
-
-# ---- the protocol itself
-
-PART = masks.Part(1, 0.5, 0.5)
-
-
-class Parties:
-    """Some nodes that have offered masks for the exchange "0"."""
-
-    def __init__(self, number: int, threshold: int, bits: int = 32, size: int = 5, colluding: int = 0):
-        self.threshold, self.bits = threshold, bits
-        self.nodes = [Masks(secrets.token_bytes(32), roster, colluding) for roster in here.rosters(number)]
-        self.keys = [node.public for node in self.nodes]
-        self.offers = {k: node.offer("0", k, self.keys, threshold, "?", PART) for k, node in enumerate(self.nodes)}
-        self.sums = np.random.default_rng(number).integers(0, 2**32, (number, size), np.uint32)
-
-    def masked(self, who: Any) -> dict[int, np.ndarray]:
-        return {k: self.nodes[k].masked("0", self.sums[k], self.bits, self.told(k), "?", PART) for k in who}
-
-    def told(self, k: int, **more: Offer) -> dict[int, Received]:
-        """The offers that node ``k`` gets; ``more``: forged ones that replace them."""
-        return {j: offer.to(k) for j, offer in (self.offers | {int(j[1:]): each for j, each in more.items()}).items()}
-
-    def shares(self, survivors: Any, senders: Any) -> dict[int, dict[str, str]]:
-        agreed = {k: self.nodes[k].agree("0", [*survivors]) for k in senders}
-        return {k: self.nodes[k].unmask("0", agreed) for k in senders}
-
-    def total(self, masked: Any, senders: Any) -> np.ndarray:
-        shares = self.shares(masked, senders)
-        return masks.total("0", masked, self.offers, shares, self.threshold, self.bits)
-
-    def expected(self, who: Any) -> np.ndarray:
-        return (self.sums[[*who]].astype(object).sum(0) % 2**self.bits).astype(np.uint32)
-
-
-@pytest.mark.parametrize("bits", [16, 24, 32])
-@pytest.mark.parametrize(
-    ("number", "offered", "stays", "tells"),
-    [
-        (2, [0, 1], [0, 1], [0, 1]),
-        (5, [0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1, 2, 4]),  # two are gone before the end
-        (5, [0, 1, 2, 3, 4], [1, 2, 4], [1, 2, 4]),  # two are gone after their shares
-        (5, [0, 2, 3, 4], [0, 2, 4], [0, 2, 4]),  # one before its shares, one after
-    ],
-)
-def test_masks_cancel(number, offered, stays, tells, bits):
-    parties = Parties(number, number // 2 + 1, bits)
-    parties.offers = {k: parties.offers[k] for k in offered}
-    masked = parties.masked(stays)
-    assert parties.total(masked, tells).tolist() == parties.expected(stays).tolist()
-
-
-def test_too_few_shares_show_nothing():
-    """With one share less than the threshold, Shamir's polynomial gives another secret, which is noticed."""
-    parties = Parties(5, 3)
-    masked = parties.masked([0, 1, 2])
-    shares = parties.shares([0, 1, 2], [0, 1, 2])
-    del shares[2]
-    with pytest.raises(fedax.NodeError, match="the shares of its seed do not fit together"):
-        masks.total("0", masked, parties.offers, shares, 3, 32)
-
-
-def test_a_masked_sum_looks_uniform():
-    """Chi-square of the bytes that the server gets from a node whose sum is zero."""
-    size, results = 4096, []
-    for seed in range(8):
-        parties = Parties(3, 2, 24, size)
-        parties.sums[:] = 0
-        results.append(parties.masked([seed % 3])[seed % 3])
-    for each in results:
-        assert scipy.stats.chisquare(np.bincount(each, minlength=256)).pvalue > 1e-5
-    pooled = np.concatenate(results)
-    assert scipy.stats.chisquare(np.bincount(pooled, minlength=256)).pvalue > 1e-3
-    # And byte by byte of a number: none of the three is more regular than the others.
-    for k in range(3):
-        assert scipy.stats.chisquare(np.bincount(pooled[k::3], minlength=256)).pvalue > 1e-4
-    assert scipy.stats.chisquare(np.bincount(np.zeros(size, np.uint8), minlength=256)).pvalue < 1e-5
-
-
-def test_the_same_sum_is_masked_anew_in_each_exchange():
-    nodes = [Masks(secrets.token_bytes(32), roster) for roster in here.rosters(2)]
-    keys, zero = [node.public for node in nodes], np.zeros(64, np.uint32)
-    seen, drawn = [], []
-    for name in ("0", "1"):
-        offers = {k: node.offer(name, k, keys, 2, "?", PART) for k, node in enumerate(nodes)}
-        drawn += [(offer.public, offer.seal) for offer in offers.values()]
-        seen.append(nodes[0].masked(name, zero, 32, {k: offer.to(0) for k, offer in offers.items()}, "?", PART))
-    assert (seen[0] == seen[1]).mean() < 0.1
-    assert [len({*each}) for each in zip(*drawn, strict=True)] == [4, 4]  # of each node and exchange its own secrets
-
-
-def test_masks_of_two_alone_do_not_show_a_sum():
-    """The server knows the seed b of a node that stayed: its sum is still masked by the pairwise masks."""
-    parties = Parties(3, 2)
-    (y,) = parties.masked([0]).values()
-    own = masks._stream(masks._derived(parties.nodes[0]._turns["0"].seed, "own 0"), 5, 32)
-    assert not (masks.unpacked(y, 32) - own == parties.sums[0]).any()
-
-
-def test_what_a_node_refuses():
-    parties = Parties(4, 3)
-    parties.masked([0, 1, 2])
-    node = parties.nodes[0]
-    for survivors, text in [
-        ([0, 1], r"nodes \[0, 1\] is asked for, .* 3"),
-        ([1, 2, 3], "with 0 among them"),
-        ([0, 1, 1], "is asked for"),
-        ([0, 1, 7], "is asked for"),
-    ]:
-        with pytest.raises(fedax.NodeError, match=text):
-            node.agree("0", survivors)
-    with pytest.raises(fedax.NodeError, match="has not agreed whose sums are added"):
-        node.unmask("0", {})
-    agreed = {k: parties.nodes[k].agree("0", [2, 1, 0]) for k in range(3)}
-    first = node.unmask("0", agreed)
-    assert node.unmask("0", {k: parties.nodes[k].agree("0", [0, 1, 2]) for k in range(3)}) == first  # repeated
-    assert {k: len(masks._bytes(share)) for k, share in first.items()} == {"0": 16, "1": 16, "2": 16, "3": 32}
-    # Shares of the other secret of node 2 would show its sum.
-    with pytest.raises(fedax.NodeError, match=r"agreed to .* another set of nodes"):
-        node.agree("0", [0, 1, 3])
-    for less, text in (
-        ({0: agreed[0], 1: agreed[1]}, "2 nodes have agreed .* 3 have to"),
-        (agreed | {2: agreed[1]}, "'n2' .*is not signed by it"),
-        ({0: agreed[0], 1: agreed[1], 3: agreed[2]}, "3 nodes have agreed"),
-    ):
-        with pytest.raises(fedax.NodeError, match=text):
-            node.unmask("0", less)
-    with pytest.raises(fedax.NodeError, match="has not answered this exchange"):
-        other = Parties(3, 2)
-        other.nodes[0]._turns["0"].held = {0: b"", 1: b""}
-        other.nodes[0].agree("0", [0, 1])
-
-
-def test_offers_that_a_node_refuses():
-    parties = Parties(3, 2)
-    node, keys = parties.nodes[0], parties.keys
-    assert node.offer("0", 0, keys, 2, "?", PART) == parties.offers[0]  # a message that is repeated
-    for position, given, threshold, question, part in [
-        (0, keys, 3, "?", PART),
-        (0, [keys[0], keys[2], keys[1]], 2, "?", PART),
-        (1, keys, 2, "?", PART),
-        (0, keys, 2, "!", PART),
-        (0, keys, 2, "?", PART._replace(weight=0.1)),
-    ]:
-        with pytest.raises(fedax.NodeError, match="asked for before, in another way"):
-            node.offer("0", position, given, threshold, question, part)
-    stranger = Masks(secrets.token_bytes(32), Roster(here.rosters(4)[3].folder, here.rosters(4)[3].key)).public
-    for position, given, threshold, text in [
-        (0, keys, 1, "1 of 3 nodes are to stay"),
-        (0, keys[:1], 1, "1 of 1 nodes are to stay"),
-        (0, keys, 4, "4 of 3 nodes are to stay"),
-        (1, keys, 2, "do not have this node's"),
-        (0, [keys[0], keys[1], keys[1]], 2, "one of them twice"),
-        (0, [keys[0], stranger, keys[1]], 2, "a node that is not in its roster"),
-        (0, [keys[0], keys[2]._replace(public=stranger.public), keys[1]], 2, "what node 'n2' is said to have signed"),
-        (0, [keys[0], keys[2]._replace(signature=""), keys[1]], 2, "what node 'n2' is said to have signed"),
-        (0, [keys[0], keys[2]._replace(signature="é"), keys[1]], 2, "what node 'n2' is said to have signed"),
-    ]:
-        with pytest.raises(fedax.NodeError, match=text):
-            node.offer("new", position, given, threshold, "?", PART)
-
-
-def test_how_many_have_to_stay():
-    """Twice their number is above all and those that work with the server: else both shares of a node can be had."""
-    for number, colluding, least in [(2, 0, 2), (2, 1, 2), (3, 0, 2), (3, 1, 3), (4, 0, 3), (4, 1, 3), (6, 1, 4)]:
-        parties = Parties(number, number, colluding=colluding)
-        for threshold in range(1, number + 1):
-            if threshold < least:
-                with pytest.raises(fedax.NodeError, match=f"{threshold} of {number} nodes are to stay"):
-                    parties.nodes[0].offer("new", 0, parties.keys, threshold, "?", PART)
-            else:
-                parties.nodes[0].offer(f"{threshold}", 0, parties.keys, threshold, "?", PART)
-    assert [masks.least(n, None) for n in (2, 3, 4, 5, 20)] == [2, 3, 3, 4, 14]
-    assert [masks.least(n, 2) for n in (2, 3, 4, 5)] == [2, 2, 3, 3]
-
-
-def test_what_is_not_meant_for_a_node():
-    """Shares of another exchange, those for another node, changed ones, another node's masks as its own; too few."""
-    parties = Parties(3, 2)
-    later = {k: node.offer("1", k, parties.keys, 2, "?", PART) for k, node in enumerate(parties.nodes)}
-    fine = parties.told(0)
-    changed = bytearray(masks._bytes(fine[1].share))
-    changed[-1] ^= 1
-    for share in (masks._text(bytes(changed)), parties.offers[1].to(2).share, later[1].to(0).share, ""):
-        with pytest.raises(fedax.NodeError, match="not meant for this node in this exchange"):
-            wrong = fine | {1: fine[1]._replace(share=share)}
-            parties.nodes[0].masked("0", parties.sums[0], 32, wrong, "?", PART)
-    # What it has signed for another exchange, of other keys, with another weight, of other shares.
-    for other in (
-        later[1].to(0),
-        fine[1]._replace(public=fine[2].public),
-        fine[1]._replace(seal=fine[2].seal),
-        fine[1]._replace(part=PART._replace(weight=1e-9)),
-        fine[1]._replace(shares=fine[2].shares),
-        fine[2],
-    ):
-        with pytest.raises(fedax.NodeError, match=r"'n1' .*is not signed by it"):
-            parties.nodes[0].masked("0", parties.sums[0], 32, fine | {1: other}, "?", PART)
-    with pytest.raises(fedax.NodeError, match="came back as others"):
-        parties.nodes[0].masked("0", parties.sums[0], 32, parties.told(0, _0=later[0]), "?", PART)
-    with pytest.raises(fedax.NodeError, match="1 nodes are left, and 2 have to stay"):
-        parties.nodes[0].masked("0", parties.sums[0], 32, {0: parties.offers[0].to(0)}, "?", PART)
-    for question, part in (("!", PART), ("?", PART._replace(clients=2))):
-        with pytest.raises(fedax.NodeError, match="another question is asked"):
-            parties.nodes[0].masked("0", parties.sums[0], 32, fine, question, part)
-
-
-def test_shares_that_are_changed_are_noticed():
-    parties = Parties(3, 2)
-    masked = parties.masked([0, 1])  # the third is gone after its shares
-    shares = parties.shares([0, 1], [0, 1])
-    for of, text in (("1", "node 1: the shares of its seed"), ("2", "node 2: the shares of its key")):
-        wrong = shares | {0: shares[0] | {of: masks._text(bytes(16 if of == "1" else 32))}}
-        with pytest.raises(fedax.NodeError, match=text):
-            masks.total("0", masked, parties.offers, wrong, 2, 32)
-    for wrong in ({}, None, [], shares[0] | {"1": "é"}, shares[0] | {"1": 7}, shares[0] | {"1": masks._text(b"short")}):
-        with pytest.raises(fedax.NodeError, match="a share of its secrets is none"):
-            masks.total("0", masked, parties.offers, shares | {0: wrong}, 2, 32)
-    assert masks.total("0", masked, parties.offers, shares, 2, 32).tolist() == parties.expected([0, 1]).tolist()
-
-
-def test_one_of_three_nodes_works_with_the_server():
-    """It tells two nodes two sets of survivors; the third signs both, and gives all its shares (node 2).
-
-    With two of three it has both shares of a node, and its own sum. Where one may work with the server, all three have
-    to stay, and the attack ends at the first signature.
-    """
-
-    def attack(parties: Parties) -> np.ndarray:
-        masked = parties.masked([0, 1, 2])
-        shares = {}
-        for victim in (0, 1):
-            survivors = [victim, 2]
-            agreed = {victim: parties.nodes[victim].agree("0", survivors)}
-            turn = parties.nodes[2]._turns["0"]
-            agreed[2] = parties.nodes[2]._roster.signed(masks._agreement(turn.context, tuple(survivors)))
-            shares[victim] = parties.nodes[victim].unmask("0", agreed)
-        mine = parties.nodes[2]._turns["0"].held
-        seed = masks._joined({1: masks._bytes(shares[1]["1"]), 2: mine[1][:16]})
-        secret = masks._joined({0: masks._bytes(shares[0]["1"]), 2: mine[1][16:]})
-        result = masks.unpacked(masked[1], 32) - masks._stream(masks._derived(seed, "own 0"), 5, 32)
-        for other in (0, 2):
-            result -= masks._sign(1, other) * masks._pair(secret, parties.offers[other].public, "0", 5, 32)
-        return result
-
-    parties = Parties(3, 2)  # of owners who trust that nobody does
-    assert attack(parties).tolist() == parties.sums[1].tolist()
-    with pytest.raises(fedax.NodeError, match=r"2 of 3 .*, and of 1 that may work with"):
-        Parties(3, 2, colluding=1)
-    with pytest.raises(fedax.NodeError, match=r"nodes \[0, 2\] is asked for, .* 3"):
-        attack(Parties(3, 3, colluding=1))
 
 
 # ---- whole runs
@@ -588,7 +334,7 @@ def test_answers_that_are_none():
         return answer._replace(tensors=safetensors.numpy.save({name: leaf[:-1] for name, leaf in arrays.items()}))
 
     offer = {"public": masks._text(bytes(range(32))), "seal": masks._text(bytes(32)), "shares": {"0": "", "2": ""}}
-    offer |= {"part": [1, 0.5, 0.5], "signature": ""}
+    offer |= {"part": [1, 0.5, 0.5], "rules": [1, 0.9], "signature": ""}
     for kind, change, text in [
         ("exchange", short, r"\['masked'\] is uint8\[\d+\], expected uint8"),
         ("exchange", head(index=7), "is to another question"),
@@ -597,8 +343,10 @@ def test_answers_that_are_none():
         ("offer", head(offer=offer | {"public": "AAAA"}), "its masks are none"),
         ("offer", head(offer=offer | {"shares": {"1": ""}}), "its masks are none"),
         ("offer", head(offer=offer | {"part": [1, -0.5, 0.5]}), "its masks are none"),
+        ("offer", head(offer=offer | {"rules": [0, 0.9]}), "its masks are none"),
         ("offer", head(offer=offer), "'n0' .*is not signed by it"),
-        ("agree", head(agreed=None), "is said to have signed is not signed by it"),
+        ("agree", head(agreed=None), "is said to have agreed to is no agreement"),
+        ("agree", head(agreed=["AAAA", True]), "is said to have signed is not signed by it"),
         ("unmask", head(told=None), "a share of its secrets is none"),
         ("unmask", head(told={"0": "", "1": "", "2": ""}), "a share of its secrets is none"),
     ]:
@@ -628,4 +376,4 @@ def test_without_the_packages(monkeypatch):
     monkeypatch.setitem(sys.modules, "Crypto.Protocol.SecretSharing", None)
     with pytest.raises(fedax.ConfigError, match=r"masks .*pip install 'fedax\[flower\]'"):
         masks.require()
-    assert math.isfinite(len(json.dumps(Offer("", "", PART, "", {})._asdict())))
+    assert math.isfinite(len(json.dumps(Offer("", "", masks.Part(1, 0.5, 0.5), masks.Rules(1, 0.9), "", {})._asdict())))

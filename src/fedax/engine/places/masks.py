@@ -16,6 +16,16 @@ not outdo theirs. Before shares are given, the nodes sign whose y_i are summed, 
 (the round of consistency). With n nodes, of which c work with the server, 2 ``threshold`` > n + c: two different sets
 of nodes cannot both have ``threshold`` signatures, nor both kinds of shares of one node.
 
+A server that makes the others add nothing would see one node's own sum. So each node also signs whether it adds: if
+any number of its x_i is not zero. No node gives shares unless so many have signed it that each has as many others as
+its owner wants. Nodes that add nothing keep to that too: with ``threshold`` of them the server could unmask the one
+that adds. Where all nodes whose y_i are summed have signed that they add nothing, the sum is zero, and shares are
+given. For the same reason each node signs its owner's rules with its offer, and all nodes keep to all of them.
+
+That does not hold off a server that knows an x_i although it is not zero: because each update reaches the clip, because
+it is a count of examples, or from nodes that work with it. Nor one for whom others' x_i are zero but for a few numbers.
+And the server sees of each node whether it adds.
+
 Keys are X25519's, derived ones HKDF-SHA256's, PRG is AES-256-CTR, shares are encrypted by AES-256-GCM: of the package
 ``cryptography``. Shares are Shamir's, of the package ``pycryptodome``. Both come with ``fedax[flower]``.
 """
@@ -27,7 +37,7 @@ import json
 import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,11 +45,13 @@ import numpy as np
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.places.roster import Roster
 from fedax.errors import ConfigError, NodeError
+from fedax.wire.secure import most
 
 _SEED = 16  # bytes of b_i; Shamir's shares are of so many
 _KEY = 32  # bytes of s_i
 _NONCE = 12
 _TURNS = 8  # the most exchanges whose secrets a node keeps
+_FIGURE = 2.0**30  # whole numbers in a figure of 1
 
 
 def require() -> None:
@@ -128,6 +140,30 @@ class Part(NamedTuple):
         return cls(clients, *map(float, weights))
 
 
+class Rules(NamedTuple):
+    """What a node's owner wants of each sum in which the node is; all nodes keep to it.
+
+    Attributes:
+        others: how many other nodes add something, ≥ 1.
+        share: the node's largest share of the weight, in (0, 1].
+    """
+
+    others: int
+    share: float
+
+    @classmethod
+    def of(cls, given: Unknown) -> "Rules":
+        """Rules that came as JSON.
+
+        Raises:
+            ValueError: they are none.
+        """
+        others, share = given
+        if type(others) is not int or others < 1 or not (isinstance(share, float | int) and 0 < share <= 1):
+            raise ValueError("a number of other nodes ≥ 1, and a share in (0, 1]")
+        return cls(others, float(share))
+
+
 class Offer(NamedTuple):
     """What a node sends before an exchange.
 
@@ -135,6 +171,7 @@ class Offer(NamedTuple):
         public: S_i.
         seal: a digest of b_i, by which the server checks that it was put together correctly.
         part: the node's part in the sum.
+        rules: of the node's owner.
         signature: the node's signature of all that, and of the question.
         shares: for each other node, by its position, its shares of b_i and s_i, encrypted.
     """
@@ -142,13 +179,14 @@ class Offer(NamedTuple):
     public: str
     seal: str
     part: Part
+    rules: Rules
     signature: str
     shares: dict[str, str]
 
     def to(self, position: int) -> "Received":
         """The form in which another node receives it."""
         return Received(
-            self.public, self.seal, self.part, self.signature, _digest(self.shares),
+            self.public, self.seal, self.part, self.rules, self.signature, _digest(self.shares),
             self.shares.get(str(position), ""),
         )  # fmt: skip
 
@@ -159,8 +197,8 @@ class Offer(NamedTuple):
         Raises:
             ValueError: it is none of node ``position`` of so many.
         """
-        part = Part.of(given["part"])
-        offer = cls(given["public"], given["seal"], part, given["signature"], given["shares"])
+        part, rules = Part.of(given["part"]), Rules.of(given["rules"])
+        offer = cls(given["public"], given["seal"], part, rules, given["signature"], given["shares"])
         others = {str(k) for k in range(nodes)} - {str(position)}
         if not isinstance(offer.shares, dict) or offer.shares.keys() != others:
             raise ValueError("shares for other nodes")
@@ -177,6 +215,7 @@ class Received(NamedTuple):
         public: S_j.
         seal: of b_j.
         part: node j's part in the sum.
+        rules: of node j's owner.
         signature: of node j.
         shares: the digest of all its shares.
         share: encrypted, for this node.
@@ -185,6 +224,7 @@ class Received(NamedTuple):
     public: str
     seal: str
     part: Part
+    rules: Rules
     signature: str
     shares: str
     share: str
@@ -197,17 +237,44 @@ class Received(NamedTuple):
             NodeError: it is not of this form.
         """
         try:
-            public, seal, part, signature, shares, share = given
+            public, seal, part, rules, signature, shares, share = given
             if not all(isinstance(each, str) for each in (public, seal, signature, shares, share)):
                 raise ValueError("text")
-            return cls(public, seal, Part.of(part), signature, shares, share)
+            return cls(public, seal, Part.of(part), Rules.of(rules), signature, shares, share)
         except (TypeError, ValueError) as error:
             raise NodeError(f"what came as the offer of a node is no offer ({error})") from None
 
     def text(self, context: str, position: int) -> bytes:
         """The bytes that are signed."""
-        signed = [context, position, self.public, self.seal, list(self.part), self.shares]
+        signed = [context, position, self.public, self.seal, list(self.part), list(self.rules), self.shares]
         return f"fedax secure aggregation: offer {json.dumps(signed)}".encode()
+
+
+class Agreed(NamedTuple):
+    """What a node says of the sum in which it is.
+
+    Attributes:
+        signature: of the exchange, of the offers and nodes of the sum, and of ``adds``.
+        adds: whether a number that it adds is not zero modulo 2^bits.
+    """
+
+    signature: str
+    adds: bool
+
+    @classmethod
+    def of(cls, given: Unknown) -> "Agreed":
+        """What came as JSON.
+
+        Raises:
+            NodeError: it is none.
+        """
+        try:
+            signature, adds = given
+            if not (isinstance(signature, str) and isinstance(adds, bool)):
+                raise ValueError("a signature, and whether the node adds")
+        except (TypeError, ValueError) as error:
+            raise NodeError(f"what a node is said to have agreed to is no agreement ({error})") from None
+        return cls(signature, adds)
 
 
 class _ExchangeSecrets:
@@ -221,9 +288,16 @@ class _ExchangeSecrets:
         self.held: dict[int, bytes] = {}  # the shares of all nodes' secrets that this node holds
         self.asked: str | None = None  # the digest of the one message whose answer was masked
         self.answer: Unknown = None
-        self.parts: dict[int, Part] = {}  # of the nodes whose masks are in the sum
+        self.offers: dict[int, Received] = {}  # of the nodes whose masks are in the sum
+        self.sent: str | None = None  # the digest of the one y_i
+        self.adds = False
         self.survivors: tuple[int, ...] | None = None
-        self.agreed = ""  # this node's signature of the survivors
+        self.agreed: Agreed | None = None  # the one agreement of this node
+
+    def agreement(self, survivors: Sequence[int], adds: bool) -> bytes:
+        """The bytes that nodes sign when they agree whose sums are added; offers are of this exchange alone."""
+        offers = _digest([offer.text(self.context, k).decode() for k, offer in sorted(self.offers.items())])
+        return f"fedax secure aggregation: agreed {json.dumps([offers, list(survivors), adds])}".encode()
 
 
 class Masks:
@@ -234,10 +308,11 @@ class Masks:
         roster: the nodes that may take part; it signs for this one.
         colluding: how many other nodes may collude with the server, ≥ 0.
         share: the largest share of this node in the weight of a sum, in (0, 1].
+        others: to how many other nodes' numbers this node's are added, ≥ 1: numbers that are not all zero.
     """
 
-    def __init__(self, key: bytes, roster: Roster, colluding: int = 1, share: float = 0.9):
-        self._key, self._roster, self._colluding, self._share = key, roster, colluding, share
+    def __init__(self, key: bytes, roster: Roster, colluding: int = 1, share: float = 0.9, others: int = 1):
+        self._key, self._roster, self._colluding, self._rules = key, roster, colluding, Rules(others, share)
         self._turns: dict[str, _ExchangeSecrets] = {}
         self._checked: set[Key] = set()  # keys are the same in all exchanges of a run
 
@@ -254,7 +329,7 @@ class Masks:
     def parts(self, name: str, positions: Collection[int]) -> dict[str, float]:
         """Some nodes of an exchange whose sum is masked -> their weights."""
         turn = self._turns[name]
-        return {turn.keys[k].name: turn.parts[k].weight + turn.parts[k].data_weight for k in positions}
+        return {turn.keys[k].name: turn.offers[k].part.weight + turn.offers[k].part.data_weight for k in positions}
 
     def offer(self, name: str, position: int, keys: Sequence[Key], threshold: int, question: str, part: Part) -> Offer:
         """Draw the secrets of an exchange; a repeated call gives the same.
@@ -303,7 +378,7 @@ class Masks:
             for k, share in enumerate(shares)
             if k != position
         }
-        bare = Offer(_text(_public(state.secret)), _seal(state.seed), part, "", sealed)
+        bare = Offer(_text(_public(state.secret)), _seal(state.seed), part, self._rules, "", sealed)
         state.offer = bare._replace(signature=self._roster.signed(bare.to(position).text(context, position)))
         self._turns = dict(list(self._turns.items())[1 - _TURNS :]) | {name: state}
         return state.offer
@@ -329,7 +404,7 @@ class Masks:
     def masked(
         self, name: str, sums: np.ndarray, bits: int, offers: Mapping[int, Received], question: str, part: Part
     ) -> np.ndarray:
-        """y_i as bytes, uint8 [d · bits/8], of sums uint32 [d].
+        """y_i as bytes, uint8 [d · bits/8], of sums uint32 [d], or uint64 [d] if ``bits`` are 64.
 
         Args:
             name: of the exchange.
@@ -340,15 +415,16 @@ class Masks:
             part: the part of this node that x_i is.
 
         Raises:
-            NodeError: they are too few, or one has not signed what this one has, or this one's weight is all there is;
-                something was not meant for this node in this exchange; x_i answers another question.
+            NodeError: they are too few, or one has not signed what this one has, or one's weight is all there is;
+                something was not meant for this node in this exchange; x_i answers another question; something else
+                was masked in this exchange.
         """
         state = self._turns[name]
         me = state.position
         if len(offers) < state.threshold or me not in offers or not {*offers} <= {*range(len(state.keys))}:
             raise NodeError(f"{len(offers)} nodes are left, and {state.threshold} have to stay")
         assert state.offer is not None
-        if offers[me][:4] != state.offer.to(me)[:4]:
+        if offers[me][:5] != state.offer.to(me)[:5]:
             raise NodeError("the masks that this node offered came back as others")
         if (state.context, state.offer.part) != (
             _context(name, state.keys, state.threshold, question),
@@ -357,25 +433,31 @@ class Masks:
             raise NodeError("another question is asked than the one for which the nodes have offered masks")
         for k, offer in offers.items():
             self._roster.check(state.keys[k].name, offer.text(state.context, k), offer.signature)
-        state.parts = {k: offer.part for k, offer in offers.items()}
-        self._check_own_share(state, offers)
+        self._check_rules(state, offers, offers)
+        held = {me: state.held[me]}
         for k, offer in offers.items():
             if k != me:
-                share = _decrypted(self._between(state, k, me), _bytes(offer.share), name)
-                if len(share) != _SEED + _KEY:
+                held[k] = _decrypted(self._between(state, k, me), _bytes(offer.share), name)
+                if len(held[k]) != _SEED + _KEY:
                     raise NodeError("shares of another size than they have")
-                state.held[k] = share
+        sums = sums.astype(_word(bits))
         result = sums + _stream(_derived(state.seed, f"own {name}"), sums.size, bits)
         for k, offer in offers.items():
             if k != me:
-                result += _sign(me, k) * _pair(state.secret, offer.public, name, sums.size, bits)
-        return packed(result, bits)
+                result += _pair(me, k, state.secret, offer.public, name, sums.size, bits)
+        file = packed(result, bits)
+        # Two sums under one mask would reveal their difference.
+        if state.sent not in (None, digest := hashlib.sha256(file.tobytes()).hexdigest()):
+            raise NodeError("other numbers were masked in this exchange before")
+        state.sent, state.offers, state.held = digest, dict(offers), held
+        state.adds = bool(packed(sums, bits).any())
+        return file
 
-    def agree(self, name: str, survivors: Collection[int]) -> str:
-        """Sign the set of nodes whose sums are added; one set only.
+    def agree(self, name: str, survivors: Collection[int]) -> Agreed:
+        """Sign the set of nodes whose sums are added, and whether this node adds anything; once.
 
         Raises:
-            NodeError: too few survived, or this node's share is too large; or it has signed another set before.
+            NodeError: too few survived, or a node's share is too large; or it has signed another set before.
         """
         state, nodes = self._turns[name], tuple(sorted({*survivors}))
         if state.survivors not in (None, nodes):
@@ -388,44 +470,61 @@ class Masks:
                 f"the sum over nodes {[*nodes]} is asked for, and at least {state.threshold} of {sorted(state.held)}, "
                 f"with {state.position} among them, may be summed"
             )
-        if not state.parts:
+        if state.sent is None:
             raise NodeError("this node has not answered this exchange, and is to be among those that have")
-        self._check_own_share(state, nodes)
-        if state.survivors is None:
-            state.survivors, state.agreed = nodes, self._roster.signed(_agreement(state.context, nodes))
+        self._check_rules(state, state.offers, nodes)
+        if state.agreed is None:
+            signature = self._roster.signed(state.agreement(nodes, state.adds))
+            state.survivors, state.agreed = nodes, Agreed(signature, state.adds)
         return state.agreed
 
-    def unmask(self, name: str, agreed: Mapping[int, str]) -> dict[str, str]:
+    def unmask(self, name: str, agreed: Mapping[int, Unknown]) -> dict[str, str]:
         """For each node, by position, this node's share of b_k if that node survived, else of s_k.
 
         Args:
             name: of the exchange.
-            agreed: the signatures of :meth:`agree`, by position.
+            agreed: what :meth:`agree` gave, or [signature, adds] of JSON, by position.
 
         Raises:
-            NodeError: fewer than the threshold have agreed to the same set as this node.
+            NodeError: fewer than the threshold have agreed to the same set as this node, or too few of them add.
         """
         state = self._turns[name]
-        if state.survivors is None:
+        if state.survivors is None or state.agreed is None:
             raise NodeError("this node has not agreed whose sums are added in this exchange")
         if len(agreed) < state.threshold or not {*agreed} <= {*state.survivors}:
             raise NodeError(f"{len(agreed)} nodes have agreed whose sums are added, and {state.threshold} have to")
-        for k, signature in agreed.items():
-            self._roster.check(state.keys[k].name, _agreement(state.context, state.survivors), signature)
+        said = {k: Agreed.of(each) for k, each in agreed.items()}
+        for k, each in said.items():
+            self._roster.check(state.keys[k].name, state.agreement(state.survivors, each.adds), each.signature)
+        said[state.position] = state.agreed
+        adding = sum(each.adds for each in said.values())
+        least = 1 + max(state.offers[k].rules.others for k in state.survivors)
+        if adding < least and (adding or len(said) < len(state.survivors)):
+            raise NodeError(
+                f"{adding} of {len(state.survivors)} nodes have signed that what they add is not zero, and {least} "
+                "have to, for a sum that hides each node (secure.nodes)"
+            )
         state.answer = None
         survivors = {*state.survivors}
         return {
             str(k): _text(share[:_SEED] if k in survivors else share[_SEED:]) for k, share in sorted(state.held.items())
         }
 
-    def _check_own_share(self, state: _ExchangeSecrets, positions: Collection[int]) -> None:
-        """Refuse a sum in which this node has too large a share."""
-        for which in ("weight", "data_weight"):
-            own = getattr(state.parts[state.position], which)
-            if own > self._share * sum(getattr(state.parts[k], which) for k in positions):
+    def _check_rules(self, state: _ExchangeSecrets, offers: Mapping[int, Received], positions: Collection[int]) -> None:
+        """Refuse a sum over some nodes that is against the rules of one: all refuse it, as any of them could unmask."""
+        for k in positions:
+            rules, file = offers[k].rules, self._roster.names[state.keys[k].name]
+            if len(positions) <= rules.others:
                 raise NodeError(
-                    f"this node would have more than {self._share:g} of the weight of a secure sum (secure.share)"
+                    f"a secure sum over {len(positions)} nodes is asked for, and the owner of {file!r} wants "
+                    f"{rules.others} others in it (secure.nodes)"
                 )
+            for which in ("weight", "data_weight"):
+                all_ = sum(getattr(offers[j].part, which) for j in positions)
+                if getattr(offers[k].part, which) > rules.share * all_:
+                    raise NodeError(
+                        f"{file!r} would have more than {rules.share:g} of the weight of a secure sum (secure.share)"
+                    )
 
     def _between(self, state: _ExchangeSecrets, sender: int, receiver: int) -> bytes:
         """The key for what one node sends to another; this node is one of the two."""
@@ -441,7 +540,7 @@ def total(
     threshold: int,
     bits: int,
 ) -> np.ndarray:
-    """The server's side: the sum of x_i over the nodes whose y_i came, uint32 [d], modulo 2^bits.
+    """The server's side: the sum of x_i over the nodes whose y_i came, modulo 2^bits, [d] as in :meth:`Masks.masked`.
 
     Args:
         name: of the exchange.
@@ -471,13 +570,46 @@ def total(
             if _text(_public(secret)) != offer.public:
                 raise NodeError(f"node {k}: the shares of its key do not fit together")
             for other in masked:
-                result += _sign(k, other) * _pair(secret, offers[other].public, name, result.size, bits)
-    return result & np.uint32(2**bits - 1)
+                result += _pair(k, other, secret, offers[other].public, name, result.size, bits)
+    result &= _word(bits)(2**bits - 1)
+    return result
 
 
-def flat(sums: Tree) -> np.ndarray:
-    """All whole numbers of a pytree, uint32 [d]."""
-    return np.concatenate([np.asarray(leaf, np.uint32).reshape(-1) for leaf in jax.tree.leaves(sums)])
+def encode_figures(values: np.ndarray, nodes: int) -> np.ndarray:
+    """A node's figures as whole numbers, for a sum modulo 2^64: uint64 [d + 1].
+
+    They count 2^-30 each; the nearest ones are taken. No sum over ``nodes`` nodes overflows: each has figures within
+    ±2^33 / nodes. Where one is outside, or not finite, the last whole number is 1 and the others are random. Their sum
+    is then random too: it would be another node's own where all that this one has are no numbers.
+
+    Args:
+        values: float64 [d].
+        nodes: the most nodes of the sum, ≥ 1.
+
+    Example:
+        >>> total = encode_figures(np.array([0.25, 7]), 2) + encode_figures(np.array([-0.75, 8]), 2)
+        >>> decode_figures(total).tolist()
+        [-0.5, 15.0]
+    """
+    largest = most(nodes, 64) / _FIGURE
+    if not np.all(np.abs(values) <= largest):
+        return np.append(np.frombuffer(secrets.token_bytes(8 * values.size), np.uint64), np.uint64(1))
+    return np.append(np.rint(values * _FIGURE).astype(np.int64).view(np.uint64), np.uint64(0))
+
+
+def decode_figures(total: np.ndarray) -> np.ndarray:
+    """The figures of a sum of :func:`encode_figures`, float64 [d]; all are NaN where a node had one that is no number.
+
+    Args:
+        total: uint64 [d + 1]; its last number counts the nodes that had one.
+    """
+    figures: np.ndarray = total[:-1].view(np.int64) / _FIGURE
+    return figures if total[-1] == 0 else figures * np.nan
+
+
+def flat(sums: Tree, bits: int = 32) -> np.ndarray:
+    """All whole numbers of a pytree, uint32 [d], or uint64 [d] if ``bits`` are 64."""
+    return np.concatenate([np.asarray(leaf, _word(bits)).reshape(-1) for leaf in jax.tree.leaves(sums)])
 
 
 def tree_of(sums: np.ndarray, form: Tree) -> Tree:
@@ -489,25 +621,32 @@ def tree_of(sums: np.ndarray, form: Tree) -> Tree:
 
 
 def packed(values: np.ndarray, bits: int) -> np.ndarray:
-    """uint32 [d] modulo 2^bits as bytes, uint8 [d · bits/8].
+    """uint32 [d], or uint64 [d], modulo 2^bits as bytes, uint8 [d · bits/8].
 
     Example:
         >>> packed(np.array([1, 2**16 + 2], np.uint32), 16).tolist()
         [1, 0, 2, 0]
     """
-    return np.ascontiguousarray(values.astype("<u4").view(np.uint8).reshape(-1, 4)[:, : bits // 8]).reshape(-1)
+    word = np.dtype(_word(bits)).newbyteorder("<")
+    return np.ascontiguousarray(values.astype(word).view(np.uint8).reshape(-1, word.itemsize)[:, : bits // 8]).ravel()
 
 
 def unpacked(file: np.ndarray, bits: int) -> np.ndarray:
-    """uint32 [d] from the bytes of :func:`packed`.
+    """uint32 [d], or uint64 [d] if ``bits`` are 64, from the bytes of :func:`packed`.
 
     Example:
         >>> unpacked(np.array([1, 0, 2, 0], np.uint8), 16).tolist()
         [1, 2]
     """
-    whole = np.zeros((file.size // (bits // 8), 4), np.uint8)
+    word = np.dtype(_word(bits)).newbyteorder("<")
+    whole = np.zeros((file.size // (bits // 8), word.itemsize), np.uint8)
     whole[:, : bits // 8] = file.reshape(len(whole), -1)
-    return whole.reshape(-1).view("<u4").astype(np.uint32)
+    return whole.reshape(-1).view(word).astype(_word(bits))
+
+
+def _word(bits: int) -> type[np.unsignedinteger[Any]]:
+    """The type of whole numbers modulo 2^bits."""
+    return np.uint64 if bits > 32 else np.uint32
 
 
 def _digest(content: Unknown) -> str:
@@ -519,23 +658,14 @@ def _context(name: str, keys: Sequence[Key], threshold: int, question: str) -> s
     return _digest([name, [[key.name, key.public] for key in keys], threshold, question])
 
 
-def _agreement(context: str, survivors: Sequence[int]) -> bytes:
-    """The bytes that nodes sign when they agree whose sums are added."""
-    return f"fedax secure aggregation: agreed {json.dumps([context, list(survivors)])}".encode()
-
-
-def _sign(of: int, other: int) -> np.uint32:
-    """+1 or −1, modulo 2^32: how the mask that two nodes have in common counts in the sum of the first."""
-    return np.uint32(1 if of < other else 2**32 - 1)
-
-
-def _pair(secret: bytes, public: str, name: str, size: int, bits: int) -> np.ndarray:
-    """PRG(k_ij)."""
-    return _stream(_derived(_agreed(secret, public), f"pair {name}"), size, bits)
+def _pair(of: int, other: int, secret: bytes, public: str, name: str, size: int, bits: int) -> np.ndarray:
+    """± PRG(k_ij): how the mask that two nodes have in common counts in the sum of the first."""
+    drawn = _stream(_derived(_agreed(secret, public), f"pair {name}"), size, bits)
+    return drawn if of < other else np.negative(drawn)
 
 
 def _stream(key: bytes, size: int, bits: int) -> np.ndarray:
-    """PRG: uint32 [size], uniform below 2^bits. A key is used once, so that the counter may begin at 0."""
+    """PRG: [size], uniform below 2^bits. A key is used once, so that the counter may begin at 0."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     drawn = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(size * bits // 8))

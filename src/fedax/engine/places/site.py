@@ -411,7 +411,7 @@ class Site:
             masks.require()
             if self._roster is None:
                 raise Refusal(Rule.ROSTER)
-            limits = (self.policy.colluding, self.policy.share)
+            limits = (self.policy.colluding, self.policy.share, self.policy.nodes or 1)
             self._masks = masks.Masks(self.store.secret("key"), self._roster, *limits)
         return self._masks
 
