@@ -17,6 +17,7 @@ from fedax.engine.plan import Plan
 from fedax.errors import ConfigError
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
+from fedax.programs import compiled
 from fedax.wire.privacy import Private, salted
 from fedax.wire.wire import Wire, nonzero
 
@@ -355,3 +356,25 @@ def exchange_key(key: Array, number: int) -> Array:
 def server_key(key: Array) -> Array:
     """The server's key, from its round's ``key``."""
     return jax.random.fold_in(key, _SERVER)
+
+
+def draw_rounds(
+    hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: Plan, stage: str
+) -> tuple[Clients, Round]:
+    """:func:`draw` for some rounds, NumPy leaves [rounds, ...]; without the server's keys."""
+    found: tuple[Clients, Round] = jax.tree.map(
+        np.asarray, _draw_rounds(without_method(hyper), fed, key, indices, plan=plan, stage=stage)
+    )
+    return found
+
+
+@compiled(static=["plan", "stage"])
+def _draw_rounds(
+    hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: Plan, stage: str
+) -> tuple[Clients, Round]:
+    def one(index: Array) -> tuple[Clients, Round]:
+        clients, round_ = draw(hyper, fed, stage_key(key, index, stage), index, plan)
+        return clients, round_._replace(key=jnp.zeros(0))
+
+    found: tuple[Clients, Round] = jax.lax.map(one, indices)
+    return found

@@ -21,23 +21,26 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.data.split import part_sizes, split
+from fedax.engine.checks import labels_of
 from fedax.engine.dry_run import DryRun, dry_run
+from fedax.engine.evaluate import held_out
 from fedax.engine.identity import versions
 from fedax.engine.job import Job, federation_of, make_job
-from fedax.engine.loop import Clients, Hyper, draw_steps, placed, round_of, stage_key
+from fedax.engine.loop import Clients, Hyper, draw_rounds, draw_steps, placed, round_of, stage_key
 from fedax.engine.places import masks
-from fedax.engine.places.host import draw_rounds
 from fedax.engine.places.nodes import arrays_of
-from fedax.errors import NodeError
+from fedax.errors import ConfigError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full
 from fedax.federation.work import Steps
+from fedax.metrics.base import Metric
 from fedax.numbers import check_number
 from fedax.tasks.task import Task
 from fedax.wire.privacy import Private
 from fedax.wire.wire import Wire
 
 STAGES = ("warmup", "exchanges")
+EVALUATION = "evaluation"  # the stage of a question for figures
 PARTS = ("val", "test")
 _ORDER = 64  # more than the exchanges of a round
 
@@ -307,6 +310,78 @@ def contribution_of(clients: Clients) -> masks.Part:
     """What a node contributes to a secure sum, by its clients that are asked."""
     weights = (float(np.sum(each, dtype=np.float64)) for each in (clients.weights, clients.data_weights))
     return masks.Part(len(clients.ids), *weights)
+
+
+# ---- figures
+
+
+def figures_form(job: Job, parts: Iterable[str]) -> dict[str, Tree]:
+    """The form of a node's answer to an evaluation: of the training data, and of held-out parts.
+
+    ``"train"`` has Σ p_i F_i, and its gradient where asked; a part means and sums over its examples, and sums of the
+    labels alone.
+    """
+    task, examples = job.plan.task, job.census.examples(1)
+    real = jax.ShapeDtypeStruct((), np.asarray(job.fed.weights).dtype)
+    found = jax.eval_shape(lambda x, examples: held_out(task, x, examples, None), job.x, examples)
+    labels = labels_of(task, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), examples))
+    of_part = {"figures": found, "labels": labels}
+    return {"train": [real, job.x.tree] if job.grad_norm else [real]} | dict.fromkeys(parts, of_part)
+
+
+def check_figures(job: Job) -> None:
+    """Refuse metrics that secure sums cannot have.
+
+    Raises:
+        ConfigError: the parts of a metric cannot be added.
+    """
+    if job.hyper.wire.secure is None:
+        return
+    for name, metric in job.plan.task.whole_metrics.items():
+        if type(metric).joined is not Metric.joined:
+            way_out = "with secure sums the figures of nodes are added, and the parts of this metric cannot be"
+            raise ConfigError(f"run.metrics {name}", metric, f"{way_out}; leave it out, or take rmse")
+
+
+def figures_vector(
+    task: Task, arrays: Mapping[str, Tree], counts: Mapping[str, int], form: Mapping[str, Tree]
+) -> np.ndarray:
+    """The figures of a node as numbers that can be added over nodes, float64 [d].
+
+    Args:
+        task: whose figures they are.
+        arrays: the answer, without parts of which the node has no examples.
+        counts: part -> how many examples the node has.
+        form: the whole answer, :func:`figures_form`.
+    """
+    whole = {part: jax.tree.map(lambda leaf: np.zeros(leaf.shape), tree) for part, tree in form.items()}
+    for part, found in arrays.items():
+        whole[part] = found
+        if part != "train":
+            figures = {
+                name: each if isinstance(task.metrics.get(name), Metric) else np.asarray(each, float) * counts[part]
+                for name, each in found["figures"].items()
+            }
+            whole[part] = {"figures": figures, "labels": found["labels"]}
+    return np.concatenate([np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(whole)])
+
+
+def figures_tree(total: np.ndarray, form: Mapping[str, Tree]) -> dict[str, Tree]:
+    """The sums of :func:`figures_vector` over nodes, in the form of an answer; counts are whole numbers."""
+    leaves, structure = jax.tree.flatten(dict(form))
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1]
+    found = []
+    for each, leaf in zip(np.split(total, ends), leaves, strict=True):
+        whole = np.dtype(leaf.dtype).kind in "iub" and np.isfinite(each).all()
+        found.append((np.rint(each).astype(np.int64) if whole else each).reshape(leaf.shape))
+    tree: dict[str, Tree] = jax.tree.unflatten(structure, found)
+    return tree
+
+
+def as_means(task: Task, figures: Mapping[str, Tree], number: int) -> dict[str, Tree]:
+    """Figures over so many examples: sums of means become means again."""
+    means = {name: each / number for name, each in figures.items() if not isinstance(task.metrics.get(name), Metric)}
+    return {name: means.get(name, each) for name, each in figures.items()}
 
 
 # ---- digests

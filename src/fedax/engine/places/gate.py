@@ -81,6 +81,7 @@ class Evaluation(NamedTuple):
         bounded: gives the figures clipped to [0, bound].
         noisy: gives the answer's arrays from figures with noise, by their columns.
         split: how the rows are split.
+        sealed: masks the answer's arrays in a secure sum; ``None``: they leave as they are.
     """
 
     names: Sequence[str]
@@ -91,6 +92,7 @@ class Evaluation(NamedTuple):
     bounded: Callable[[float, str], list[Bounded]]
     noisy: Callable[[Mapping[str, float]], Tree]
     split: Unknown
+    sealed: Callable[[Tree], Tree] | None = None
 
 
 class Table(NamedTuple):
@@ -162,14 +164,16 @@ class Gate:
                 return Message({"to": to, **result.head}, packed(jax.tree.map(np.asarray, arrays)))
             case Evaluation():
                 if policy.noise is None:
-                    return Message({"to": to}, packed(jax.tree.map(np.asarray, result.exact())))
-                with_noise = {
-                    each.column: each.value
-                    + policy.noise * each.reach * float(self._normals(f"{each.column}", content, ()))
-                    for each in bounded
-                }
-                self.noised = [*with_noise]
-                return Message({"to": to}, packed(jax.tree.map(np.asarray, result.noisy(with_noise))))
+                    arrays = result.exact()
+                else:
+                    with_noise = {
+                        each.column: each.value
+                        + policy.noise * each.reach * float(self._normals(each.column, content, ()))
+                        for each in bounded
+                    }
+                    self.noised, arrays = [*with_noise], result.noisy(with_noise)
+                arrays = arrays if result.sealed is None else result.sealed(arrays)
+                return Message({"to": to}, packed(jax.tree.map(np.asarray, arrays)))
             case Table():
                 allowed = {
                     name: values for name, values in result.figures.items() if not policy.refused([f"test_{name}"])

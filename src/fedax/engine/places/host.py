@@ -37,13 +37,12 @@ from fedax.engine.loop import (
     conclude,
     converse,
     download_of,
-    draw,
     draw_one,
+    draw_rounds,
     empty_place,
     exchanges,
     server_key,
     stage_key,
-    without_method,
 )
 from fedax.engine.memory import ClientMemory
 from fedax.engine.places import blocks
@@ -287,28 +286,6 @@ def _assembled(blocks: Sequence[Block], parts: Sequence[Array], size: int) -> np
 ExchangeInputs = tuple[Hyper, Tree, Array, Number]  # the run's values, server state, the run's key, the round's index
 
 sums_of = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
-
-
-def draw_rounds(
-    hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: Plan, stage: str
-) -> tuple[Clients, Round]:
-    """:func:`draw` for some rounds, NumPy leaves [rounds, ...]; without the server's keys."""
-    found: tuple[Clients, Round] = jax.tree.map(
-        np.asarray, _draw_rounds(without_method(hyper), fed, key, indices, plan=plan, stage=stage)
-    )
-    return found
-
-
-@compiled(static=["plan", "stage"])
-def _draw_rounds(
-    hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: Plan, stage: str
-) -> tuple[Clients, Round]:
-    def one(index: Array) -> tuple[Clients, Round]:
-        clients, round_ = draw(hyper, fed, stage_key(key, index, stage), index, plan)
-        return clients, round_._replace(key=jnp.zeros(0))
-
-    found: tuple[Clients, Round] = jax.lax.map(one, indices)
-    return found
 
 
 @compiled(static=["stage"])

@@ -42,7 +42,8 @@ from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.host import read_encoded
 from fedax.engine.places.layout import Layout
 from fedax.engine.places.nodes import Message
-from fedax.engine.places.remote import NodeAnswers, NodeMessages, Remote
+from fedax.engine.places.remote import Figures, Remote
+from fedax.engine.places.summed import NodeAnswers, NodeMessages
 from fedax.engine.plan import Plan
 from fedax.engine.timetable import Group, Timetable
 from fedax.errors import CheckpointError, NodeError
@@ -191,7 +192,7 @@ class Paced(Remote):
         self._queued = 0  # jobs that were put into a queue so far
         self._busy: dict[int, _Asked] = {}  # by node
         self._inbox: collections.deque[_Came] = collections.deque()
-        self._evaluation: NodeMessages = {}
+        self._evaluation_asked: NodeMessages = {}
         self._questions: NodeMessages = {}  # those of the evaluation that are not asked yet
         self._evaluated: NodeAnswers = {}
         self._silent: set[int] = set()  # nodes that were not heard in an evaluation, nor since
@@ -238,17 +239,24 @@ class Paced(Remote):
         self._talk.close()
         super().forget()
 
-    def _evaluate_and_prefetch(self, messages: NodeMessages, state: State, index: int, model: Tree) -> NodeAnswers:
-        """The answers to the messages of an evaluation; meanwhile the server goes on."""
+    def _evaluate_and_prefetch(
+        self, evaluation: Generator[NodeMessages, NodeAnswers, Figures], state: State, index: int, model: Tree
+    ) -> Figures:
+        """The figures of an evaluation; meanwhile the server goes on."""
+        messages = next(evaluation)
         self._begin(state, index)
         self._goal = max(self._goal, min(index + _AHEAD, self.job.rounds))
         self._evaluated = dict.fromkeys(self._silent)
-        self._evaluation = {which: message for which, message in messages.items() if which not in self._silent}
-        self._questions, end = dict(self._evaluation), _now() + self.fleet.timeout
+        self._evaluation_asked = {which: message for which, message in messages.items() if which not in self._silent}
+        self._questions, end = dict(self._evaluation_asked), _now() + self.fleet.timeout
         self._until(lambda: len(self._evaluated) == len(messages) or _now() > end)
-        found, self._evaluation, self._questions = dict.fromkeys(messages) | self._evaluated, {}, {}
+        found, self._evaluation_asked, self._questions = dict.fromkeys(messages) | self._evaluated, {}, {}
         self._silent = {which for which, answer in found.items() if answer is None}
-        return found
+        try:
+            evaluation.send(found)
+        except StopIteration as finished:
+            figures: Figures = finished.value
+        return figures
 
     # ---- the loop
 
@@ -311,7 +319,7 @@ class Paced(Remote):
             if asked.job is not None:
                 self._last = max(self._time(), self._last + 1 / _TICKS)
                 self._inbox.append(_Came(asked.job, self._last, which, asked.message, answer))
-            elif self._evaluation.get(which) is asked.message:  # not of one that was given up
+            elif self._evaluation_asked.get(which) is asked.message:  # not of one that was given up
                 self._evaluated[which] = answer
         return bool(came)
 

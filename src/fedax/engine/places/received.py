@@ -1,16 +1,19 @@
 """A question as a node received it: its entries, checked, and the exchange that it asks for."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
 from fedax.contract.types import Unknown
 from fedax.engine.loop import Clients
-from fedax.engine.places.agreement import STAGES, Asked, cohort_of, exchange_of, is_secret
+from fedax.engine.places.agreement import EVALUATION, STAGES, Asked, cohort_of, exchange_of, is_secret
 from fedax.engine.places.nodes import Message
 from fedax.engine.places.refusals import Refusal, Rule
 from fedax.engine.places.runs import SiteRun
+
+_Entry = TypeVar("_Entry")
 
 
 class Received:
@@ -26,8 +29,8 @@ class Received:
 
     @property
     def stage(self) -> str:
-        """``"warmup"`` or ``"exchanges"``."""
-        if (found := self.message.head.get("stage")) not in STAGES:
+        """``"warmup"``, ``"exchanges"`` or ``"evaluation"``."""
+        if (found := self.message.head.get("stage")) not in (*STAGES, EVALUATION):
             raise Refusal(Rule.FORM)
         return str(found)
 
@@ -67,6 +70,13 @@ class Received:
         if count is not None and len(found) != count:
             raise Refusal(Rule.FORM)
         return found
+
+    def table(self, name: str, of: Callable[[Unknown], _Entry]) -> dict[int, _Entry]:
+        """Entries by the position of a node; ``of``: makes each of JSON."""
+        found = self.told.get(name)
+        if not isinstance(found, dict) or not all(key.isdecimal() and len(key) < 8 for key in found):
+            raise Refusal(Rule.FORM)
+        return {int(key): of(each) for key, each in found.items()}
 
     def kept(self, k: int, count: int) -> list[int]:
         """The versions of the memory of the k-th client to which the server may return."""

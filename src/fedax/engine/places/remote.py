@@ -12,6 +12,7 @@ however small it is.
 import contextlib
 import dataclasses
 import functools
+import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -25,17 +26,21 @@ from fedax.columns import TIME
 from fedax.contract.compression import Compressor, Identity
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
-from fedax.engine.checks import labels_of
-from fedax.engine.evaluate import columns, held_out, measured, model_after
+from fedax.engine.evaluate import measured, model_after
 from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
-from fedax.engine.loop import Clients, Hyper, Request, Response, State, Tally, exchanges
+from fedax.engine.loop import Clients, Hyper, Request, Response, State, Tally, draw_rounds, exchanges
 from fedax.engine.places import masks
 from fedax.engine.places.agreement import (
+    EVALUATION,
     Agreement,
+    as_means,
+    check_figures,
     common_question,
     digest_of,
     digest_of_text,
+    figures_form,
+    figures_tree,
     precise_versions,
     program_of,
     shared_sizes,
@@ -48,11 +53,11 @@ from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.host import (
     HostServer,
     downloaded,
-    draw_rounds,
     read_encoded,
 )
 from fedax.engine.places.layout import Layout
 from fedax.engine.places.nodes import Message, joined, packed, parted, unpacked
+from fedax.engine.places.summed import NodeAnswers, NodeMessages, SecureSums
 from fedax.engine.plan import ExchangeForm
 from fedax.errors import NodeError
 from fedax.federation.participation import Full
@@ -63,36 +68,38 @@ from fedax.wire.wire import Wire
 
 _PARTING = 30.0  # seconds to wait for nodes when a run is over
 
-NodeMessages = dict[int, Message]  # by node
-NodeAnswers = dict[int, Message | None]  # by node; None of one that does not answer in time
 
+class _Prefetched:
+    """A round whose first messages go with the evaluation before it.
 
-class _Prefetched(NamedTuple):
-    """A round whose first messages went with the evaluation before it.
-
-    Attributes:
+    Args:
         start: the number of the round.
         server: the server's state that it begins with.
-        round: the generator, which has yielded these messages.
+        round: the generator of the round.
+
+    Attributes:
+        messages: those that it has yielded last; none when it is over.
         answers: the answers to them.
-        wire: their bytes on the wire, down and up; they count when the round is run.
-        seconds: until the answers were there, those to the evaluation among them; they count likewise.
+        state: the state after the round, when it is over.
+        wire: the bytes of its messages on the wire so far, down and up; they count when the round is run.
+        seconds: that it took so far, with the evaluation; they count likewise.
     """
 
-    start: int
-    server: Tree
-    round: Generator[NodeMessages, NodeAnswers, State]
-    answers: NodeAnswers
-    wire: tuple[int, int]
-    seconds: float
+    def __init__(self, start: int, server: Tree, round: Generator[NodeMessages, NodeAnswers, State]):
+        self.start, self.server, self.round = start, server, round
+        self.messages: NodeMessages = {}
+        self.answers: NodeAnswers = {}
+        self.state: State | None = None
+        self.wire, self.seconds = (0, 0), 0.0
 
-
-def _held_out_form(job: Job) -> dict[str, Tree]:
-    """The form of a node's answer for its held-out examples: means and sums, and sums of the labels alone."""
-    task, examples = job.plan.task, job.census.examples(1)
-    found = jax.eval_shape(lambda x, examples: held_out(task, x, examples, None), job.x, examples)
-    labels = labels_of(task, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), examples))
-    return {"figures": found, "labels": labels}
+    def step(self, answers: NodeAnswers | None) -> None:
+        """Go on to its next messages, or to its end; ``answers``: those to its last messages, ``None`` at its start."""
+        if self.state is not None:
+            return
+        try:
+            self.messages = next(self.round) if answers is None else self.round.send(answers)
+        except StopIteration as finished:
+            self.messages, self.state = {}, finished.value
 
 
 def _together(task: Task, results: Sequence[tuple[int, Mapping[str, Tree]]]) -> dict[str, Tree]:
@@ -116,10 +123,18 @@ def _parts_at_nodes(job: Job) -> list[str]:
     return [part for part, number in job.census.held.items() if number and part not in job.held]
 
 
-def _columns_from_nodes(job: Job) -> list[str]:
-    """The measures of a job to which nodes contribute."""
-    parts = tuple(f"{part}_" for part in _parts_at_nodes(job))
-    return [name for name in columns(job) if name in ("train_loss", "grad_norm_sq") or name.startswith(parts)]
+class Figures(NamedTuple):
+    """What nodes answer to an evaluation, together.
+
+    Attributes:
+        train: Σ p_i F_i, and its gradient where asked, over the clients that were heard.
+        held: held-out part -> the figures, and sums of the labels.
+        heard: the share of the weight of the clients that were heard.
+    """
+
+    train: list[Tree]
+    held: dict[str, dict[str, Tree]]
+    heard: float
 
 
 class Remote(HostServer):
@@ -153,16 +168,18 @@ class Remote(HostServer):
         self._traffic_before = (fleet.transport.sent, fleet.transport.received, fleet.waited)
         self._seconds = 0.0  # that rounds took since the last look
         self.counts: dict[str, Tree] = {}  # of the last evaluation: part -> counts of scores
+        check_figures(job)
         checked = fleet.agree(self._agreement, job.plan.task.frozen)
-        self._keys: dict[int, masks.Key] = {}
+        self._secure: SecureSums | None = None
         if job.hyper.wire.secure is not None:
             masks.require()
-            self._check_enough_nodes(checked, len(checked), masks.least(len(checked), job.hyper.wire.secure.threshold))
+            keys = {}
             for which, head in checked.items():
                 try:
-                    self._keys[which] = masks.Key.of(head.get("key"))
+                    keys[which] = masks.Key.of(head.get("key"))
                 except NodeError as error:
                     raise NodeError(f"clients {fleet.names(which)}: {error}") from error
+            self._secure = SecureSums(fleet, keys, job.hyper.wire.secure.threshold, self._opened)
 
     # ---- what drive() asks
 
@@ -185,7 +202,7 @@ class Remote(HostServer):
             began = time.perf_counter()
             prefetched, self._prefetched = self._prefetched, None
             if prefetched is not None and prefetched.start == index and prefetched.server is state.server:
-                state = self._run_round(prefetched.round, prefetched.answers)
+                state = prefetched.state or self._run_round(prefetched.round, prefetched.answers)
                 self._traffic_before = (
                     self._traffic_before[0] - prefetched.wire[0],
                     self._traffic_before[1] - prefetched.wire[1],
@@ -203,39 +220,73 @@ class Remote(HostServer):
         ``heard`` is their share of the weight. Where it is not 1, F is the mean over them. The first messages of the
         next round are sent together with the evaluation, if it is certain that there is a next round.
         """
-        job, census = self.job, self.job.census
+        job = self.job
         model = model_after(job.hyper.method, state.server, index)[0]
-        parts = _parts_at_nodes(job)
-        message = Message({"kind": "evaluate", "agreement": self._run, "round": index}, packed({"model": model}))
-        messages = dict.fromkeys(range(len(self.fleet)), message)
-        real = jax.ShapeDtypeStruct((), np.asarray(job.fed.weights).dtype)
-        arrays: dict[int, dict[str, Tree]] = {}
-        forms = {"train": [real, job.x.tree] if job.grad_norm else [real]}
-        held_form = self._held_out_form if parts else {}
-        for which, answer in self._evaluate_and_prefetch(messages, state, index, model).items():
-            if answer is not None and "repeated" not in answer.head:
-                wanted = forms | {part: held_form for part in parts if part in self.fleet.held(which)}
-                arrays[which] = self._opened(which, answer, messages[which], wanted)
-        if not arrays:
-            raise NodeError(f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}")
-        share = sum(float(census.weights[self.fleet.clients(which)].sum()) for which in arrays)
-        heard_share = share if len(arrays) < len(self.fleet) else 1.0
-        sums = [arrays[which]["train"] for which in sorted(arrays)]
-        train = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), sums)
-        train = jax.tree.map(lambda leaf: leaf / np.asarray(heard_share, leaf.dtype), train)
-        held = {}
-        for part in parts:
-            answers = {which: arrays[which][part] for which in sorted(arrays) if part in arrays[which]}
-            results = [(self.fleet.held(which)[part], answer) for which, answer in answers.items()]
-            if results:
-                held[part] = _together(job.plan.task, results)
+        evaluation = self._evaluation(model, index)
+        train, held, heard = self._evaluate_and_prefetch(evaluation, state, index, model)
         self.counts = {
             part: of_part["figures"]["auc"]["counts"]
             for part, of_part in held.items()
             if isinstance(job.plan.task.metrics.get("auc"), AUC) and not np.any(of_part["figures"]["auc"]["lost"])
         }
         (row,) = measured(job, state.server, index, train, held)
-        return [row | {"heard": heard_share}]
+        return [row | {"heard": heard}]
+
+    def _evaluation(self, model: Tree, index: int) -> Generator[NodeMessages, NodeAnswers, Figures]:
+        """The figures of a model; yields messages to the nodes, and is sent their answers."""
+        job, every = self.job, range(len(self.fleet))
+        head = {
+            "kind": "evaluate", "agreement": self._run, "stage": EVALUATION, "round": index, "exchange": 0, "told": {},
+        }  # fmt: skip
+        messages = dict.fromkeys(every, Message(head, packed({"model": model})))
+        forms = figures_form(job, _parts_at_nodes(job))
+        if self._secure is not None:
+            return (yield from self._secure_figures(messages, digest_of(model), forms))
+        answers = yield messages
+        arrays: dict[int, dict[str, Tree]] = {}
+        for which, answer in answers.items():
+            if answer is not None and "repeated" not in answer.head:
+                wanted = {part: form for part, form in forms.items() if part in ("train", *self.fleet.held(which))}
+                arrays[which] = self._opened(which, answer, messages[which], wanted)
+        if not arrays:
+            raise NodeError(f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}")
+        sums = [arrays[which]["train"] for which in sorted(arrays)]
+        held = {}
+        for part in forms.keys() - {"train"}:
+            answered = {which: arrays[which][part] for which in sorted(arrays) if part in arrays[which]}
+            results = [(self.fleet.held(which)[part], answer) for which, answer in answered.items()]
+            if results:
+                held[part] = _together(job.plan.task, results)
+        return self._heard(functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), sums), held, arrays)
+
+    def _secure_figures(
+        self, messages: NodeMessages, model: str, forms: dict[str, Tree]
+    ) -> Generator[NodeMessages, NodeAnswers, Figures]:
+        """The figures as a secure sum: of all nodes that answer together, and of none alone."""
+        assert self._secure is not None
+        head = messages[0].head
+        question = common_question(self._run, EVALUATION, head["round"], 0, model)
+        size = 1 + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(forms))
+        try:
+            total, heads = yield from self._secure.sum(messages, question, size, 64, lambda which, why: None)
+        except Repeated as error:
+            text = f"the model of round {head['round']} was evaluated over other nodes before, or is another one"
+            raise NodeError(f"{text} ({error}); --resume goes on when they are back") from error
+        found = figures_tree(masks.decode_figures(total), forms)
+        held = {}
+        for part, answer in found.items():
+            number = sum(self.fleet.held(which).get(part, 0) for which in heads)
+            if part != "train" and number:
+                held[part] = answer | {"figures": as_means(self.job.plan.task, answer["figures"], number)}
+        return self._heard(found["train"], held, heads)
+
+    def _heard(self, train: list[Tree], held: dict[str, dict[str, Tree]], answered: Collection[int]) -> Figures:
+        """Figures over the nodes that answered, as if there were no others."""
+        share = sum(float(self.job.census.weights[self.fleet.clients(which)].sum()) for which in answered)
+        heard = share if len(answered) < len(self.fleet) else 1.0
+        real = np.asarray(self.job.fed.weights).dtype
+        scaled = [jax.tree.map(lambda leaf: np.asarray(leaf / heard, real), each) for each in train]
+        return Figures(scaled, held, heard)
 
     def traffic(self) -> dict[str, Unknown]:
         """Bytes on the wire, seconds of waiting and seconds of rounds, since the last call."""
@@ -266,50 +317,65 @@ class Remote(HostServer):
             state: State = finished.value
             return state
 
-    def _evaluate_and_prefetch(self, messages: NodeMessages, state: State, index: int, model: Tree) -> NodeAnswers:
-        """The answers to the messages of an evaluation; the first messages of the next round are sent with them.
+    def _evaluate_and_prefetch(
+        self, evaluation: Generator[NodeMessages, NodeAnswers, Figures], state: State, index: int, model: Tree
+    ) -> Figures:
+        """The figures of an evaluation; the messages of the next round are sent together with its own.
 
         Not if the figures, or a guard, may end the run: clients should not work for a round that does not take place.
         """
         job = self.job
         certain = index < job.rounds and job.until is None and not job.plan.stops
-        if not certain or not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):
-            return dict(self.fleet.ask(messages))
-        round_ = self._round(state, index, "exchanges", job.hyper)
-        try:
-            first = next(round_)
-        except StopIteration:  # nobody takes part
-            return dict(self.fleet.ask(messages))
+        round_ = None
+        if certain and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):
+            round_ = _Prefetched(index, state.server, self._round(state, index, "exchanges", job.hyper))
+        began, messages = time.perf_counter(), next(evaluation)
+        if round_ is not None:
+            round_.step(None)
+        while True:
+            answers = self._ask_both(messages, round_)
+            try:
+                messages = evaluation.send(answers)
+            except StopIteration as finished:
+                figures: Figures = finished.value
+                break
+            if round_ is not None:
+                round_.step(round_.answers)
+        if round_ is not None:
+            round_.seconds = time.perf_counter() - began
+            self._prefetched = round_
+        return figures
+
+    def _ask_both(self, messages: NodeMessages, round_: "_Prefetched | None") -> NodeAnswers:
+        """The answers to the messages of an evaluation; those to the ones of the next round are left with it."""
+        first = {} if round_ is None else round_.messages
         joined_messages = {
-            which: joined([messages[which], *([first[which]] if which in first else [])]) for which in messages
+            which: joined([each[which] for each in (messages, first) if which in each]) for which in messages | first
         }
         sent, received = self.fleet.transport.sent, self.fleet.transport.received
-        began = time.perf_counter()
         answers: NodeAnswers = {}
         of_round: NodeAnswers = {}
         round_bytes = [0.0, 0.0]  # of the bytes, what the round's part is
         all_bytes = [0, 0]
         for which, answer in self.fleet.ask(joined_messages):
+            owners = [each for each, sent_ in ((answers, messages), (of_round, first)) if which in sent_]
             answer_name = f"clients {self.fleet.names(which)}: the answer"
-            parts = [None] * 2 if answer is None else parted(answer, 1 + (which in first), answer_name)
-            answers[which] = parts[0]
+            parts = [None] * len(owners) if answer is None else parted(answer, len(owners), answer_name)
+            for owner, part in zip(owners, parts, strict=True):
+                owner[which] = part
             if which in first:
-                of_round[which] = parts[1]
                 round_bytes[0] += first[which].size
-                round_bytes[1] += 0 if parts[1] is None else parts[1].size
+                round_bytes[1] += 0 if (part := of_round[which]) is None else part.size
             all_bytes[0] += joined_messages[which].size
             all_bytes[1] += 0 if answer is None else answer.size
         traffic = self.fleet.transport.sent - sent, self.fleet.transport.received - received
         # Arrays that are equal go once, so that the round's part alone may be larger than both parts joined.
         shares = [min(1.0, part / all_) if all_ else 0.0 for part, all_ in zip(round_bytes, all_bytes, strict=True)]
-        prefetched = [int(n * share) for n, share in zip(traffic, shares, strict=True)]
-        self._traffic_before = (
-            self._traffic_before[0] + prefetched[0],
-            self._traffic_before[1] + prefetched[1],
-            self._traffic_before[2],
-        )
-        seconds = time.perf_counter() - began
-        self._prefetched = _Prefetched(index, state.server, round_, of_round, (prefetched[0], prefetched[1]), seconds)
+        if round_ is not None and first:
+            down, up = (int(n * share) for n, share in zip(traffic, shares, strict=True))
+            round_.answers, round_.wire = of_round, (round_.wire[0] + down, round_.wire[1] + up)
+            before = self._traffic_before
+            self._traffic_before = before[0] + down, before[1] + up, before[2]
         return answers
 
     def _round(self, state: State, index: int, stage: str, hyper: Hyper) -> Generator[NodeMessages, NodeAnswers, State]:
@@ -357,7 +423,7 @@ class Remote(HostServer):
         encoded = layout.nothing(size) if layout.messages else []
         if wire.secure is not None and request.exchange.server is not None:
             try:
-                total, uploads = (yield from self._secure_sum(request, wire, at_nodes, download)), ()
+                total, uploads = (yield from self._secure_sum(request, at_nodes, download)), ()
             except Repeated:  # asked over other nodes before the server was stopped: the round has no sum
                 total, uploads = _zeros(self._summed(request, 0))
                 self._answered[positions_asked] = False
@@ -397,111 +463,27 @@ class Remote(HostServer):
         return Response(total, uploads, accepted if wire.excludes else ())
 
     def _secure_sum(
-        self,
-        request: Request,
-        wire: Wire,
-        at_nodes: Mapping[int, tuple[np.ndarray, np.ndarray]],
-        download: Tree,
+        self, request: Request, at_nodes: Mapping[int, tuple[np.ndarray, np.ndarray]], download: Tree
     ) -> Generator[NodeMessages, NodeAnswers, Tree]:
-        """The masked sum over the nodes that answer; the server learns only that (:mod:`fedax.engine.places.masks`)."""
-        assert wire.secure is not None and wire.fixed is not None
+        """The masked sum over the nodes that answer; the server learns only that."""
+        assert self._secure is not None and request.wire.secure is not None
         zero, _ = _zeros(self._summed(request, 0))
-        bits, order = wire.secure.bits, sorted(at_nodes)
-        if not order:
+        if not at_nodes:
             return zero
-        nodes, least = len(order), masks.least(len(order), wire.secure.threshold)
-        self._check_enough_nodes(order, nodes, least)
-        # First, the nodes offer masks.
-        keys, session = [self._keys[which]._asdict() for which in order], secrets.randbits(31)
+        asked = {which: self._exchange_message(request, download, *at) for which, at in at_nodes.items()}
         model = digest_of(jax.tree.map(np.asarray, download))
         question = common_question(self._run, request.stage, self.index, request.number, model)
-        told = {"keys": keys, "threshold": least, "question": question, "session": session}
-        asked = {which: self._exchange_message(request, download, *at_nodes[which]) for which in order}
-        messages = {which: _with(asked[which], "offer", told | {"position": k}, b"") for k, which in enumerate(order)}
-        offers = {}
-        for which, (answer, _) in (yield from self._ask_survivors(messages, {})).items():
-            try:
-                offers[which] = masks.Offer.of(answer["offer"], order.index(which), nodes)
-            except (LookupError, TypeError, ValueError) as error:
-                text = f"{type(error).__name__}: {error}"
-                raise NodeError(f"clients {self.fleet.names(which)}: its masks are none ({text})") from error
-        survivors = self._survivors(order, offers, at_nodes, nodes, least)
-        # Second, they send masked sums.
-        messages = {}
-        for which in survivors:
-            received = {str(order.index(other)): offers[other].to(order.index(which)) for other in survivors}
-            messages[which] = _with(asked[which], "exchange", {"offers": received, "session": session})
-        size = masks.flat(zero).size * bits // 8
-        answers = yield from self._ask_survivors(messages, {"masked": jax.ShapeDtypeStruct((size,), np.uint8)})
-        survivors = self._survivors(survivors, answers, at_nodes, nodes, least)
-        for which in survivors:
-            self._count_done(which, answers[which][0])
+
+        def lost(which: int, why: str | None) -> None:
+            self._node_lost(which, why)
+            self._answered[at_nodes[which][0]] = False
+
+        bits, size = request.wire.secure.bits, masks.flat(zero).size
+        summed, heads = yield from self._secure.sum(asked, question, size, bits, lost)
+        for which, head in heads.items():
+            self._count_done(which, head)
             self._versions[request.clients.ids[at_nodes[which][0]]] = self._version(request)
-        # Third, they agree whose sums are added, and reveal the shares that remove the masks.
-        told = {"session": session, "survivors": [order.index(which) for which in survivors]}
-        replies = yield from self._ask_survivors(
-            {which: _with(asked[which], "agree", told, b"") for which in survivors}, {}
-        )
-        self._check_enough_nodes(replies, nodes, least)
-        agreed = {str(order.index(which)): answer.get("agreed") for which, (answer, _) in replies.items()}
-        told = {"session": session, "agreed": agreed}
-        replies = yield from self._ask_survivors(
-            {which: _with(asked[which], "unmask", told, b"") for which in replies}, {}
-        )
-        self._check_enough_nodes(replies, nodes, least)
-        summed = masks.total(
-            "/".join(map(str, (self._run, request.stage, self.index, request.number, session))),
-            {order.index(which): answers[which][1]["masked"] for which in survivors},
-            {order.index(which): offer for which, offer in offers.items()},
-            {order.index(which): answer.get("told") for which, (answer, _) in replies.items()},
-            least,
-            bits,
-        )
         return masks.tree_of(summed, zero)
-
-    def _ask_survivors(
-        self, messages: NodeMessages, wanted: Mapping[str, Tree]
-    ) -> Generator[NodeMessages, NodeAnswers, dict[int, tuple[dict[str, Unknown], dict[str, Tree]]]]:
-        """The answers of the nodes that do answer, and still have the secrets of the exchange."""
-        answers = yield messages
-        for which, answer in answers.items():
-            if answer is not None and "repeated" in answer.head:
-                self._node_lost(which, str(answer.head["repeated"]))
-                raise Repeated(str(answer.head["repeated"]))
-        return {
-            which: (answer.head, self._opened(which, answer, messages[which], wanted))
-            for which, answer in answers.items()
-            if answer is not None and answer.head.get("lost") is not True
-        }
-
-    def _survivors(
-        self,
-        asked: Sequence[int],
-        answered: Collection[int],
-        at_nodes: Mapping[int, tuple[np.ndarray, np.ndarray]],
-        nodes: int,
-        least: int,
-    ) -> list[int]:
-        """The nodes that are still there; the clients of the others are left out."""
-        for which in asked:
-            if which not in answered:
-                self._node_lost(which)
-                self._answered[at_nodes[which][0]] = False
-        self._check_enough_nodes(answered, nodes, least)
-        return [which for which in asked if which in answered]
-
-    def _check_enough_nodes(self, left: Collection[int], nodes: int, least: int) -> None:
-        """Raise a NodeError where too few nodes are left for a sum that hides each of them."""
-        if nodes < least:
-            raise NodeError(
-                f"in round {self.index} clients are asked at {nodes} nodes, and at {least} they have to be for a sum "
-                "that hides each node: take more nodes, or a larger cohort"
-            )
-        if len(left) < least:
-            raise NodeError(
-                f"{len(left)} of {nodes} nodes are left in round {self.index}, and {least} have to be for a sum that "
-                "hides each node; --resume goes on when they are back"
-            )
 
     def _version(self, request: Request) -> int:
         """The version of a client's memory after an exchange."""
@@ -544,10 +526,6 @@ class Remote(HostServer):
         if key not in self._sums:
             self._sums[key] = _summed(self._form(*key[:2]), size, request.wire)
         return self._sums[key]
-
-    @functools.cached_property
-    def _held_out_form(self) -> dict[str, Tree]:
-        return _held_out_form(self.job)
 
     @property
     def _up(self) -> Compressor:
@@ -664,12 +642,6 @@ def agreed(fleet: Fleet, config: dict[str, Unknown], seed: int, make: Callable[[
         known = agreement_of(job, fleet, config, secrets.randbits(62), program_of(traced(job)))
         fleet.agree(known, job.plan.task.frozen)
     return known
-
-
-def _with(message: Message, kind: str, told: Mapping[str, Unknown], tensors: bytes | None = None) -> Message:
-    """The message of an exchange as a part of a secure sum."""
-    head = {**message.head, "kind": kind, "told": {**message.head["told"], **told}}
-    return Message(head, message.tensors if tensors is None else tensors)
 
 
 def _write_rows(all_: Tree, positions: np.ndarray, part: Tree) -> None:

@@ -33,6 +33,7 @@ from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.loop import Clients, Tally, empty_place, stage_key
 from fedax.engine.places import masks
 from fedax.engine.places.agreement import (
+    EVALUATION,
     STAGES,
     Agreement,
     Asked,
@@ -42,6 +43,8 @@ from fedax.engine.places.agreement import (
     contribution_of,
     digest_of,
     digest_of_text,
+    figures_form,
+    figures_vector,
     precise_versions,
     version_after,
 )
@@ -261,33 +264,31 @@ class Site:
         run = self._run(received.agreement)
         with in_precision(run.plan.precision):
             asked = asked_of(run, received)
-            if run.job.hyper.wire.secure is not None and asked.exchange.server is not None:
-                return self._secure_sum(run, asked, received)
-            return self._take_part(run, asked, received)
+            secure = run.job.hyper.wire.secure
+            if secure is None or asked.exchange.server is None:
+                return self._take_part(run, asked, received)
+            return self._in_secret(
+                received, secure.bits, contribution_of(asked.clients),
+                lambda mask: self._take_part(run, asked, received, lambda total, text: mask(masks.flat(total), text)),
+            )  # fmt: skip
 
-    def _secure_sum(self, run: SiteRun, asked: Asked, received: Received) -> Message:
-        """Run an exchange of some clients, once, and answer with their masked sum."""
+    def _in_secret(
+        self,
+        received: Received,
+        bits: int,
+        contribution: masks.Part,
+        make: Callable[[Callable[[np.ndarray, str], np.ndarray]], Message],
+    ) -> Message:
+        """The answer with a masked sum, made once; ``make``: is given what masks the numbers of a question."""
         masking, session, message = self._masking(), received.session, received.message
         if not masking.knows(session):
             return Message({"to": received.to, "lost": True})
-        if (
-            kept := masking.once(session, json.dumps(message.head, sort_keys=True).encode() + message.tensors)
-        ) is not None:
+        asked = json.dumps(message.head, sort_keys=True).encode() + message.tensors
+        if (kept := masking.once(session, asked)) is not None:
             answer: Message = kept
             return answer
-        offers = received.told.get("offers")
-        if not isinstance(offers, dict) or not all(key.isdecimal() for key in offers):
-            raise Refusal(Rule.FORM)
-        offered = {int(k): masks.Received.of(each) for k, each in offers.items()}
-        masked = lambda total, question: masking.masked(  # noqa: E731
-            session,
-            masks.flat(total),
-            run.job.hyper.wire.secure.bits,
-            offered,
-            question,
-            contribution_of(asked.clients),
-        )
-        answer = self._take_part(run, asked, received, masked)
+        offers = received.table("offers", masks.Received.of)
+        answer = make(lambda numbers, question: masking.masked(session, numbers, bits, offers, question, contribution))
         masking.keep(session, answer)
         return answer
 
@@ -419,7 +420,8 @@ class Site:
         """Draw the secrets of a coming exchange, and give shares of them to the other nodes."""
         run, told = self._run(received.agreement), received.told
         with in_precision(run.plan.precision):
-            contribution = contribution_of(asked_of(run, received).clients)
+            everyone = received.stage == EVALUATION
+            contribution = self._whole(run) if everyone else contribution_of(asked_of(run, received).clients)
         if run.job.hyper.wire.secure is None or not isinstance(told.get("keys"), list):
             raise Refusal(Rule.FORM)
         keys = [masks.Key.of(each) for each in told["keys"]]
@@ -441,7 +443,8 @@ class Site:
         # The masks of a run that goes on after a stop are others, and the difference of two sums has none.
         name, model = self._sums[session]
         nodes = masking.parts(session, survivors)
-        share = Share(f"nodes {name.partition(' of run')[0]} {model}", "nodes", dict(sorted(nodes.items())))
+        what = "evaluation" if name.startswith("evaluation") else name.partition(" of round")[0]
+        share = Share(f"nodes {what} {model}", "nodes", dict(sorted(nodes.items())))
         content = digest_of_text(sorted(nodes.items()))
         if not self._answered.known(f"the sum over nodes of {name}", content):
             self._gate.check_shares([share])
@@ -450,12 +453,10 @@ class Site:
 
     def _unmask(self, received: Received) -> Message:
         """Reveal shares of the secrets of an exchange, which unmask the sum over the nodes that answered it."""
-        masking, agreed = self._masking(), received.told.get("agreed")
+        masking = self._masking()
         if not masking.knows(received.session):
             return Message({"to": received.to, "lost": True})
-        if not isinstance(agreed, dict) or not all(key.isdecimal() for key in agreed):
-            raise Refusal(Rule.FORM)
-        told = masking.unmask(received.session, {int(k): each for k, each in agreed.items()})
+        told = masking.unmask(received.session, received.table("agreed", masks.Agreed.of))
         return Message({"to": received.to, "told": told})
 
     # ---- figures
@@ -463,8 +464,20 @@ class Site:
     def _evaluate(self, received: Received) -> Message:
         """Σ p_i F_i over the clients that are here, its gradient where asked, and figures of the held-out examples."""
         run = self._run(received.agreement)
-        if received.round not in (0, *run.job.stops):
+        if received.stage != EVALUATION or received.exchange or received.round not in (0, *run.job.stops):
             raise Refusal(Rule.FORM)
+        if run.job.hyper.wire.secure is None:
+            return self._evaluated(run, received)
+        return self._in_secret(received, 64, self._whole(run), lambda mask: self._evaluated(run, received, mask))
+
+    def _whole(self, run: SiteRun) -> masks.Part:
+        """What the node contributes to a secure sum of figures."""
+        weight = float(np.sum(np.asarray(run.job.fed.weights)[run.ids], dtype=np.float64))
+        return masks.Part(len(run.ids), weight, weight)
+
+    def _evaluated(
+        self, run: SiteRun, received: Received, mask: Callable[[np.ndarray, str], np.ndarray] | None = None
+    ) -> Message:
         task = run.job.plan.task
         with in_precision(run.plan.precision):
             form = jax.eval_shape(lambda: Vector(task.init(jax.random.key(0))))
@@ -477,15 +490,25 @@ class Site:
                 else {"": count(tree)}
                 for part, tree in run.parts.items()
             }
+            digest = digest_of(model)
+            sealed = None
+            if mask is not None:
+                question = common_question(run.digest, EVALUATION, received.round, 0, digest)
+                counts = {part: count(tree) for part, tree in parts.items()}
+                form, nodes = figures_form(run.job, run.agreement.parts), len(received.told["offers"])
+                sealed = lambda arrays: {  # noqa: E731
+                    "masked": mask(masks.encode_figures(figures_vector(task, arrays, counts, form), nodes), question)
+                }
             result = Evaluation(
                 self.names, weights, run.train.sizes, held,
                 lambda: self._figures(run, model, weights, parts),
                 lambda bound, unit: self._bounded(run, model, weights, parts, bound, unit),
                 lambda values: self._noisy(run, values, parts),
-                self._data.about_split(run.agreement),
+                self._data.about_split(run.agreement), sealed,
             )  # fmt: skip
             name = f"evaluation after round {received.round} of run {run.digest}"
-            digest = digest_of(model)
+            if mask is not None:
+                self._sums = dict(list(self._sums.items())[1 - _SUMS :]) | {received.session: (name, digest)}
             return self._leave(Question(name, self._content(name, digest), digest, received.to), result)
 
     def _figures(self, run: SiteRun, model: Vector, weights: Array, parts: Mapping[str, Tree]) -> Tree:
@@ -509,23 +532,23 @@ class Site:
     ) -> list[Bounded]:
         """The figures of an evaluation, each clipped so that one client, or one row, moves it by so much at most."""
         task, p = run.job.plan.task, np.asarray(weights, float)
-        clip = lambda values: np.clip(np.nan_to_num(values, nan=bound, posinf=bound), 0.0, bound)  # noqa: E731
         if unit == "rows":
-            rows = clip(by_client.each_example(task, model.tree, run.train)["loss"])
+            rows = _clipped(by_client.each_example(task, model.tree, run.train)["loss"], bound)
             losses = np.add.reduceat(rows, run.train.offsets) / run.train.sizes
             found = [Bounded("train_loss", float(p @ losses), bound * float((p / run.train.sizes).max()))]
         else:
-            losses = clip(np.array(by_client.figures(task, model.tree, run.train)["loss"]))
+            losses = _clipped(np.array(by_client.figures(task, model.tree, run.train)["loss"]), bound)
             found = [Bounded("train_loss", float(p @ losses), bound * float(p.max()))]
         for part, tree in parts.items():
             values = by_client.each_example(task, model.tree, tree) if unit == "rows" else None
             for name, value in _held_out(model, tree, run.frozen, task=task).items():
                 top = 1.0 if describe(f"{part}_{name}").unit == "%" else bound
-                inside = lambda each, top=top: np.clip(np.nan_to_num(each, nan=top, posinf=top), 0.0, top)  # noqa: E731
                 if values is None:
-                    found.append(Bounded(f"{part}_{name}", float(inside(float(value))), top))
+                    found.append(Bounded(f"{part}_{name}", float(_clipped(np.asarray(value, float), top)), top))
                 else:
-                    found.append(Bounded(f"{part}_{name}", float(inside(values[name]).mean()), top / count(tree)))
+                    found.append(
+                        Bounded(f"{part}_{name}", float(_clipped(values[name], top).mean()), top / count(tree))
+                    )
         return found
 
     def _noisy(self, run: SiteRun, values: Mapping[str, float], parts: Mapping[str, Tree]) -> Tree:
@@ -584,6 +607,8 @@ class Site:
     def _tested(self, run: SiteRun) -> FederatedData:
         """The test examples by client; raises the reason why figures of single clients may not leave."""
         test = run.held["test"]
+        if run.job.hyper.wire.secure is not None:
+            raise Refusal(Rule.TABLE)
         if not isinstance(test, FederatedData):
             raise Refusal(Rule.NOT_TESTED)
         self.policy.check_table(int(test.sizes.min()))
@@ -618,6 +643,16 @@ class Site:
 def _precision(agreement: Agreement) -> Unknown:
     run = agreement.config.get("run")
     return run.get("precision") if isinstance(run, dict) else None
+
+
+def _clipped(values: np.ndarray, most: float) -> np.ndarray:
+    """Figures clipped to [0, most]; one that is not finite becomes ``most``.
+
+    Example:
+        >>> _clipped(np.array([-1.0, 0.5, np.nan, np.inf]), 2.0).tolist()
+        [0.0, 0.5, 2.0, 2.0]
+    """
+    return np.asarray(np.clip(np.nan_to_num(values, nan=most, posinf=most), 0.0, most))
 
 
 def whole_task(task: Task) -> Task:
