@@ -138,7 +138,11 @@ class Gate:
                     one = slice(0, 1) if result.single else slice(None)
                     policy.check_sum(np.ones(1) if result.single else weights, result.sizes[one])
                     of = question_of(f"{result.kind} {which}", [np.frombuffer(model.encode(), np.uint8)])
-                    shares += [self._share(of, "train", result.names, weights, result.split)]
+                    apart = [[name] for name in result.names] if result.single else [result.names]
+                    for names in apart:  # of uploads one by one each is a sum of its own
+                        there = np.ones(1) if result.single else weights
+                        each = f"{of} {names[0]}" if result.single else of
+                        shares += [self._share(each, "train", names, there, result.split)]
                 if policy.update_noise is not None:
                     loss, numbers = policy.update_noise**-2, sum(map(np.size, jax.tree.leaves(result.arrays)))
             case Evaluation():

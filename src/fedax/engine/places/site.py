@@ -66,6 +66,7 @@ from fedax.tasks.task import Task
 from fedax.wire.wire import Wire
 
 _READY = 128  # the most runs that are kept prepared
+_MOST_ROUNDS = 10**7  # of a run, where the owner has no rule
 _DEEPEST = 2  # levels of a joined message: the runs, and the questions of a run
 _SUMS = 8  # the most secure sums under way
 
@@ -243,6 +244,9 @@ class Site:
         self.policy.check_problem(agreement.config)
         with in_precision(_precision(agreement)):
             made = self._described(agreement)
+            rounds, most = made.options.get("rounds", 0), self.policy.rounds or _MOST_ROUNDS
+            if rounds > most:
+                raise Refusal(Rule.ROUNDS, most)
             if agreement.frozen is not None and frozen is None:
                 frozen = self.store.frozen(agreement.frozen, made.task.frozen)
             run = run_of(self._data, agreement, made, frozen, self._runs.values(), self.policy.split)
