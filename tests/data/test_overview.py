@@ -178,7 +178,9 @@ def test_units_and_codes_over_sites_need_no_row():
 
 def test_a_summary_may_not_name_other_numbers():
     with pytest.raises(DataError, match="codes"):
-        data.Summary.from_json({"fedax": "summary", "version": 2, "rows": 9, "facts": {"a": {"numbers": 9, "codes": {"36.6": 9}}}})
+        data.Summary.from_json(
+            {"fedax": "summary", "version": 2, "rows": 9, "facts": {"a": {"numbers": 9, "codes": {"36.6": 9}}}}
+        )
 
 
 def test_filled_only_where_the_label_is_positive():

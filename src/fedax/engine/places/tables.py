@@ -249,6 +249,8 @@ class Desk:
 
 def _read(kind: type[D], given: Unknown) -> D:
     """A document of a question."""
+    if not isinstance(given, dict):
+        raise Refusal(Rule.QUESTION)
     try:
         return kind.from_json(given)
     except DataError as error:
