@@ -128,7 +128,7 @@ def table(rows: int, seed: int, label: str = "readmitted") -> pandas.DataFrame:
     labels = np.where(age + rng.normal(0, 8, rows) > 60, "yes", "no")
     result = pandas.DataFrame({"patient": [f"P{seed}-{i}" for i in range(rows)], "age": age, label: labels})
     result.insert(2, "ward", rng.choice(["A", "B", "C"], rows))
-    result.loc[rng.random(rows) < 0.1, "age"] = np.nan
+    result.loc[rng.permutation(rows)[: rows // 10], "age"] = np.nan
     return result
 
 
@@ -345,12 +345,12 @@ def assert_same_figures(deployed: str, simulated: str) -> None:
     assert one.about["columns"] == other.about["columns"] is not None
     for run, same in zip(one.runs, other.runs, strict=True):
         for name in ("train_loss", "val_loss", "test_loss", "test_accuracy", "test_auc"):
-            np.testing.assert_allclose(run.history[name], same.history[name], 1e-4, 1e-5, err_msg=name)
+            np.testing.assert_allclose(run.history[name], same.history[name], 0.01, 1e-3, err_msg=name)  # of a median
     for label in ("fednova", "local only"):
         (mine,), (others,) = clients.tables(one, label), clients.tables(other, label)
         assert mine.names == others.names == ["hospital-7", "hospital-8", "hospital-9"]
         assert mine.sizes.tolist() == others.sizes.tolist()
-        np.testing.assert_allclose(mine.values["loss"], others.values["loss"], 1e-4, 1e-5)
+        np.testing.assert_allclose(mine.values["loss"], others.values["loss"], 0.01, 1e-3)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

@@ -47,6 +47,9 @@ from fedax.numbers import check_count
 _SQUARES = 1e-150  # the squares of smaller numbers are 0 in float64
 _SMALLEST = float(np.finfo(np.float32).tiny)
 LEAST = 5  # the fewest rows that a count is of, where the rows are to be hidden
+BINS = 50  # the most of a column that leave a site: enough for a median, within less than its error of sampling
+_PARTS = 256  # into which a wide bin is divided
+_TO = " to "  # in the name of a wide bin
 CELLS = 2048  # in which values are counted, of 1/256 to 1/128 standard deviation, around the mean
 _DIFFERENT = 1000  # texts of a column that a client counts; a column with more of them at a client holds no categories
 _FEW = 20  # so many different texts at a client count as categories even if most of its rows differ
@@ -158,8 +161,9 @@ class Counts(Strict):
     Args:
         by_text: cells of each of its most frequent texts, 1000 at most, and 200 characters of each.
         rest: cells with another text.
-        bins: of numbers or dates: the middle of a bin -> how many are in it, of 2048 bins at most. Their ends are
-            multiples of a power of two, of at most 1/128 of the client's own standard deviation.
+        bins: of numbers or dates: a bin -> how many are in it, a fiftieth of them at least, or of 2048 bins at most
+            where nothing is withheld. It is called by its middle, or,
+            where it is wider than 1/128 of the client's own standard deviation, by its ends, as "56 to 64".
     """
 
     by_text: dict[str, int] = field(default_factory=dict)
@@ -170,8 +174,8 @@ class Counts(Strict):
         counts = [self.rest, *self.by_text.values(), *self.bins.values()]
         if min(counts) < 0 or max(counts) > 2**53 or len(self.bins) > CELLS or len(self.by_text) > _DIFFERENT:
             raise DataError(f"counts have to be at least 0, of at most {_DIFFERENT} texts and in {CELLS} bins")
-        if any(math.isnan(number(middle)) for middle in self.bins):
-            raise DataError("the middles of bins have to be numbers")
+        if any(math.isnan(end) for each in self.bins for end in _ends(each)):
+            raise DataError("the ends of bins have to be numbers")
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,7 @@ class Summary(Document):
     plan: str | None = None
     reach: dict[str, tuple[float, float]] = field(default_factory=dict)
     form: ClassVar[str] = "summary"
-    version: ClassVar[int] = 2
+    _version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         if self.rows < 0 or max(len(self.facts), len(self.counts), len(self.alone), len(self.reach)) > WIDE:
@@ -313,7 +317,7 @@ def summarize(frame: Any, plan: Plan | None = None, least: int = LEAST) -> Summa
         plan: ``None`` in the first exchange; then what :func:`plan` made of the first summaries.
         least: at least 1: the fewest rows that a number of it may be of. 1: nothing is withheld, where all is in one
             process. Fewer cells of a kind, missing ones too, count as those of the most frequent kind; fewer rows of a
-            category as other categories; fewer rows of a bin in the next one.
+            category as other categories; fewer rows of a bin, or than a fiftieth, in the next one.
 
     Returns:
         First, of each column: how many cells are missing, numbers, whole numbers, dates, words, and different; mean and
@@ -445,7 +449,7 @@ def _counts(column: Cells, planned: Planned, rows: int, least: int) -> Counts:
     """Counts of which none is of fewer than ``least`` rows, nor what they leave of all rows."""
     if planned.kind != "category":
         values = _values(column, planned)
-        bins = _bins(values, least)
+        bins = _bins(values, 1 if least == 1 else max(least, -(-len(values) // BINS)))
         if bins and rows - len(values) < least:
             bins[max(bins, key=bins.__getitem__)] += rows - len(values)
         return Counts(bins=bins)
@@ -464,7 +468,7 @@ def _counts(column: Cells, planned: Planned, rows: int, least: int) -> Counts:
 
 
 def _bins(values: np.ndarray, least: int) -> dict[str, int]:
-    """The middle of a bin -> how many of the values are in it.
+    """A bin -> how many of the values are in it.
 
     2048 cells around the mean, whose ends are multiples of a power of two, are halved again and again. Where a half has
     fewer than ``least`` values, these count in the other half, next to it; where both have, it ends.
@@ -484,7 +488,8 @@ def _bins(values: np.ndarray, least: int) -> dict[str, int]:
         below = int(np.searchsorted(keys, middle))
         above = len(keys) - below
         if size == 1 or (0 < below < least and 0 < above < least):
-            bins[text_of((first + low + size / 2) * width)] += len(keys)
+            ends = [(first + low + k) * width for k in ((0.5,) if size == 1 else (0, size))]
+            bins[_TO.join(map(text_of, ends))] += len(keys)
         elif below < least:
             halve(np.maximum(keys, middle), middle, size // 2)
         elif above < least:
@@ -1005,9 +1010,21 @@ def _categories(name: str, planned: Planned, counts: Sequence[Counts], most: int
     )
 
 
+def _ends(name: str) -> tuple[float, float]:
+    """From where to where a bin goes, by its name; where it is narrow, its middle."""
+    low, _, high = name.partition(_TO)
+    return number(low), number(high or low)
+
+
 def _median(counts: Sequence[Counts]) -> float:
-    """The mean of the two middle values, each taken as the middle of its bin."""
-    bins = sorted((number(middle), times) for each in counts for middle, times in each.bins.items())
+    """The mean of the two middle values, each taken as the middle of its bin; in a wide bin they are evenly spaced."""
+    bins: list[tuple[float, int]] = []
+    for name, times in (each for one in counts for each in one.bins.items()):
+        low, high = _ends(name)
+        parts = 1 if low == high else min(times, _PARTS)
+        share = np.diff(np.arange(parts + 1) * times // max(parts, 1))
+        bins += [(low + (high - low) * (k + 0.5) / parts, int(each)) for k, each in enumerate(share)]
+    bins.sort()
     ends = np.cumsum([times for _, times in bins])
     if not len(ends) or not ends[-1]:
         raise DataError("summaries: they hold no counts in bins; make them anew: summarize(table, plan)")
