@@ -1198,7 +1198,7 @@ def read_desk(folder: Path, content: bytes) -> Any:
     from fedax.engine.places.tables import Desk
 
     if (message := message_of_bytes(content)) is not None:
-        desk = Desk(frame(), "a", folder / "desk", lambda data: None, say=lambda text: None)
+        desk = Desk(frame(), "a", folder / "desk", lambda data: None, least=1, say=lambda text: None)
         with contextlib.redirect_stderr(io.StringIO()):
             json.dumps(desk.answer(message).head)
         assert {path.name for path in folder.iterdir()} <= {"desk"}
