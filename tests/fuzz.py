@@ -884,9 +884,9 @@ def read_hdf5(folder: Path, content: bytes) -> Any:
 def transform_files() -> list[bytes]:
     from fedax.data import fit, plan, summarize
 
-    first = summarize(frame())
+    first = summarize(frame(), least=1)
     column_plan = plan([first], label="y", columns={"ward": "category"})
-    second = summarize(frame(), column_plan)
+    second = summarize(frame(), column_plan, least=1)
     made = {b"t": fit(column_plan, [second]), b"p": column_plan, b"s": second, b"f": first}
     return [tag + json.dumps(each.to_json()).encode() for tag, each in made.items()]
 
@@ -902,7 +902,7 @@ def read_transform(folder: Path, content: bytes) -> Any:
     if tag == b"t":
         return result(rows)
     requests = result if tag == b"p" else data.plan([first, summary()], label="y", columns={"ward": "category"})
-    second = data.summarize(rows, requests)
+    second = data.summarize(rows, requests, least=1)
     answers = [result if tag == b"s" else second, second]
     transform = data.fit(requests, answers)
     str(data.overview(requests, [first, summary()], answers))
@@ -913,7 +913,7 @@ def read_transform(folder: Path, content: bytes) -> Any:
 def summary() -> Any:
     from fedax.data import summarize
 
-    return summarize(frame())
+    return summarize(frame(), least=1)
 
 
 def read_pictures(folder: Path, content: bytes) -> Any:
@@ -1187,7 +1187,7 @@ def desk_messages() -> list[bytes]:
 
     first = summary()
     plan = data.plan([first], label="y", columns={"ward": "category"})
-    made = data.fit(plan, [data.summarize(frame(), plan)])
+    made = data.fit(plan, [data.summarize(frame(), plan, least=1)])
     heads = [{"kind": "hello"}, {"kind": "summarize", "label": "y"}, {"kind": "summarize", "plan": plan.to_json()}]
     heads += [{"kind": "prepare", "transform": made.to_json()}, {"kind": "commit", "digest": made.digest}]
     return [message_bytes(head, b"") for head in heads]
@@ -1198,7 +1198,7 @@ def read_desk(folder: Path, content: bytes) -> Any:
     from fedax.engine.places.tables import Desk
 
     if (message := message_of_bytes(content)) is not None:
-        desk = Desk(frame(), "a", folder / "desk", lambda data: None, say=lambda text: None)
+        desk = Desk(frame(), "a", folder / "desk", lambda data: None, least=1, say=lambda text: None)
         with contextlib.redirect_stderr(io.StringIO()):
             json.dumps(desk.answer(message).head)
         assert {path.name for path in folder.iterdir()} <= {"desk"}

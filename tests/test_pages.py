@@ -124,11 +124,11 @@ NAMED = """
 
 def table(rows: int, seed: int, label: str = "readmitted") -> pandas.DataFrame:
     rng = np.random.default_rng(seed)
-    age = rng.normal(55 + 5 * seed, 12, rows).round()
+    age = rng.normal(55 + 5 * seed, 12, rows).round(-1)  # the median of which is the same from counts of five rows
     labels = np.where(age + rng.normal(0, 8, rows) > 60, "yes", "no")
     result = pandas.DataFrame({"patient": [f"P{seed}-{i}" for i in range(rows)], "age": age, label: labels})
     result.insert(2, "ward", rng.choice(["A", "B", "C"], rows))
-    result.loc[rng.random(rows) < 0.1, "age"] = np.nan
+    result.loc[rng.permutation(rows)[: rows // 10], "age"] = np.nan
     return result
 
 

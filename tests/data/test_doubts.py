@@ -126,10 +126,13 @@ def test_far_is_twice_what_training_reaches(scale):
     values = np.array([45.0] * 8 + [50.0] * 4 + [85.0])
     values = (values - values.mean()) / values.std() * 10 + 50
     halves = {"a": pandas.DataFrame({"v": values[:6]}), "b": pandas.DataFrame({"v": values[6:]})}
-    first = {name: data.summarize(table) for name, table in halves.items()}
+    first = {name: data.summarize(table, least=1) for name, table in halves.items()}
     request = data.plan(first, scale=scale)
-    second = {name: data.summarize(table, request) for name, table in halves.items()}
-    assert second["a"].reach == {"v": (0, 0)} and second["b"].reach == {"v": (0, 2)}
+    second = {name: data.summarize(table, request, least=1) for name, table in halves.items()}
+    low, high = second["b"].reach["v"]  # in steps of half its own standard deviation from its own mean
+    step = values[6:].std() / 2
+    assert low <= values[6:].min() < low + step and high - step < values[6:].max() <= high
+    assert second["a"].reach["v"] == pytest.approx((values[0], values[0]))
     transform = data.fit(request, second)
     (column,) = transform.columns
     assert (column.low, column.high) == pytest.approx((30, 130))
@@ -140,9 +143,9 @@ def test_far_is_twice_what_training_reaches(scale):
 
 def test_categories_that_share_a_feature_are_known():
     frames = {"a": pandas.DataFrame({"w": list("AAABBC") * 3})}
-    first = {name: data.summarize(table) for name, table in frames.items()}
+    first = {name: data.summarize(table, least=1) for name, table in frames.items()}
     request = data.plan(first, max_categories=2)
-    transform = data.fit(request, {"a": data.summarize(frames["a"], request)})
+    transform = data.fit(request, {"a": data.summarize(frames["a"], request, least=1)})
     assert not transform.doubts(pandas.DataFrame({"w": ["C", "D", "A"]}))
 
 
@@ -162,13 +165,11 @@ def test_an_older_transform_says_that_it_knows_no_ranges(model, tmp_path):
     with pytest.raises(DataError, match=r"columns 'age', 'crp', .*not known"):
         before.predict(TABLES["north"], strict=True)
     assert (before.predict(TABLES["north"]) == model.predict(TABLES["north"])).all()
-    # So does one that was fitted with a client's summary of before.
-    first = {name: data.summarize(table) for name, table in TABLES.items()}
-    request = data.plan(first, label="ill")
-    second = {name: data.summarize(table, request).to_json() for name, table in TABLES.items()}
-    del second["south"]["reach"]
-    fitted = data.fit(request, {name: data.Summary.from_json(each) for name, each in second.items()})
-    assert fitted.doubts(NEW).unknown == doubts.unknown
+    # A client's summary of before is refused by name.
+    old = data.summarize(TABLES["south"], least=1).to_json()
+    del old["version"]
+    with pytest.raises(DataError, match="summary: of another version of fedax; make it anew"):
+        data.Summary.from_json(old)
 
 
 def test_ranges_that_cannot_be():
@@ -176,7 +177,7 @@ def test_ranges_that_cannot_be():
         with pytest.raises(DataError, match="low"):
             data.Column("age", "number", low=low, high=high)
     with pytest.raises(DataError, match="reach"):
-        data.Summary(3, reach={"age": (0, 65)})
+        data.Summary(3, reach={"age": (65.0, 0.0)})
 
 
 def test_in_python(model):

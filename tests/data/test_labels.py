@@ -90,8 +90,8 @@ def test_every_reader_takes_it(tmp_path, monkeypatch):
 
 def test_sites_are_told_by_the_counts_that_they_send():
     sites = tables(["yes", "no"], ["1", "0"])
-    request = data.plan([data.summarize(table) for table in sites.values()], label="y")
-    second = {name: data.summarize(table, request) for name, table in sites.items()}
+    request = data.plan([data.summarize(table, least=1) for table in sites.values()], label="y")
+    second = {name: data.summarize(table, request, least=1) for name, table in sites.items()}
     with pytest.raises(DataError, match="no-check-labels"):
         data.fit(request, second)
     assert data.fit(request, second, check_labels=False).classes == ("0", "1", "no", "yes")

@@ -77,9 +77,9 @@ def test_what_a_column_looks_like(name):
 @pytest.mark.parametrize("second", [True, False])
 def test_a_category_with_one_value_is_dropped_as_the_transform_drops_it(second):
     table = plain().assign(country="CH")
-    first = {"a": data.summarize(table[:150]), "b": data.summarize(table[150:])}
+    first = {"a": data.summarize(table[:150], least=1), "b": data.summarize(table[150:], least=1)}
     agreed = data.plan(first, label="ill")
-    answers = {"a": data.summarize(table[:150], agreed), "b": data.summarize(table[150:], agreed)}
+    answers = {"a": data.summarize(table[:150], agreed, least=1), "b": data.summarize(table[150:], agreed, least=1)}
     seen = data.overview(agreed, first, answers if second else {})
     kinds = {column.name: column.kind for column in seen.columns}
     if second:
@@ -168,7 +168,7 @@ def test_units_and_codes_over_sites_need_no_row():
     """The first summaries alone; they hold no number but from the list."""
     a = pd.DataFrame({"bp": [-999.0] * 6 + [100.0 + k for k in range(40)], "h": [150.0 + k for k in range(46)]})
     b = a.assign(h=a["h"] / 100, bp=[5678.0] * 6 + [100.0 + k for k in range(40)])
-    first = {"a": data.summarize(a), "b": data.summarize(b)}
+    first = {"a": data.summarize(a, least=1), "b": data.summarize(b, least=1)}
     assert first["a"].facts["bp"].codes == {"-999": 6} and first["b"].facts["bp"].codes == {}
     notes = data.overview(data.plan(first), first).notes
     assert [(note.column, note.looks) for note in notes] == [("bp", "code"), ("h", "units")]
@@ -178,7 +178,9 @@ def test_units_and_codes_over_sites_need_no_row():
 
 def test_a_summary_may_not_name_other_numbers():
     with pytest.raises(DataError, match="codes"):
-        data.Summary.from_json({"fedax": "summary", "rows": 9, "facts": {"a": {"numbers": 9, "codes": {"36.6": 9}}}})
+        data.Summary.from_json(
+            {"fedax": "summary", "version": 2, "rows": 9, "facts": {"a": {"numbers": 9, "codes": {"36.6": 9}}}}
+        )
 
 
 def test_filled_only_where_the_label_is_positive():
@@ -377,6 +379,6 @@ def test_an_overview_that_was_changed_is_refused(change, message):
 def test_a_column_alone_is_judged_without_chance():
     """Of values that occur once each, the label of each would be right."""
     table = pd.DataFrame({"word": [f"w{k % 25}" for k in range(60)], "ill": np.arange(60) % 2})
-    request = data.plan([data.summarize(table)], label="ill")
-    (alone,) = data.summarize(table, request).alone.values()
+    request = data.plan([data.summarize(table, least=1)], label="ill")
+    (alone,) = data.summarize(table, request, least=1).alone.values()
     assert (alone.rows, alone.most) == (60, 30) and alone.right == 30

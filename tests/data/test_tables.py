@@ -191,11 +191,11 @@ def test_sites_do_the_same_by_files(files):
     files(north=NORTH, south=SOUTH)
     read = {"north": pd.read_csv("hospitals/north.csv", sep=";"), "south": pd.read_csv("hospitals/south.csv")}
     for name, table in read.items():
-        data.summarize(table).save(f"{name}-1.json")
+        data.summarize(table, least=1).save(f"{name}-1.json")
     plan = data.plan({name: data.Summary.load(f"{name}-1.json") for name in read}, label="ill")
     plan.save("plan.json")
     for name, table in read.items():
-        data.summarize(table, data.Plan.load("plan.json")).save(f"{name}-2.json")
+        data.summarize(table, data.Plan.load("plan.json"), least=1).save(f"{name}-2.json")
     data.fit(plan, {name: data.Summary.load(f"{name}-2.json") for name in read}).save("transform.json")
     together = data.from_csv("hospitals", label="ill")
     assert data.Transform.load("transform.json") == together.transform

@@ -118,9 +118,9 @@ def made(tmp_path_factory):
         for name in SITES:
             (place / f"{name}.csv").write_text("age,ward,ill\n" + "40,A,no\n60,B,yes\n" * 10)
             frames[name] = read_table(place / f"{name}.csv")
-        first = {name: summarize(frame) for name, frame in frames.items()}
+        first = {name: summarize(frame, least=1) for name, frame in frames.items()}
         column_plan = plan(first, label="ill")
-        second = {name: summarize(frame, column_plan) for name, frame in frames.items()}
+        second = {name: summarize(frame, column_plan, least=1) for name, frame in frames.items()}
         for name in SITES:
             first[name].save(f"{name}-first.json")
             second[name].save(f"{name}-second.json")

@@ -17,9 +17,9 @@ from fedax.cli import app
 from fedax.errors import DataError
 from fedax.experiments import noted, read, write_report
 
-TABLES = {
-    "hospital-7": "age,zip,ward,ill\n40,007,A,no\n60,008,A,yes\n,007,B,no\n",
-    "hospital-8": "age,zip,ward,ill\n80,009,B,no\n30,007,A,no\n70,008,C,yes\n",
+TABLES = {  # each row five times, so that nothing of them is withheld
+    "hospital-7": "age,zip,ward,ill\n" + "40,007,A,no\n60,008,A,yes\n,007,B,no\n" * 5,
+    "hospital-8": "age,zip,ward,ill\n" + "80,009,B,no\n30,007,A,no\n70,008,C,yes\n" * 5,
 }
 
 
@@ -88,7 +88,7 @@ def test_a_table_that_did_not_make_the_transform_is_looked_at(sites):
 def test_each_command_names_the_next(sites):
     output = output_of("summarize", "hospital-7.csv", "--label", "ill", "--out", "mine.json")
     assert "Wrote mine.json" in output and "at the coordinator: fedax data plan" in output and "--label ill" in output
-    assert json.loads(pathlib.Path("mine.json").read_text())["rows"] == 3
+    assert json.loads(pathlib.Path("mine.json").read_text())["rows"] == 15
     output = output_of("plan", "mine.json", "--label", "ill", "--drop", "age", "--out", "p.json")
     assert "fedax data summarize TABLE.csv --plan p.json" in output and data.Plan.load("p.json").dropped["age"]
     assert "fedax data fit p.json" in output_of("summarize", "hospital-7.csv", "--plan", "p.json")
@@ -96,9 +96,11 @@ def test_each_command_names_the_next(sites):
 
 def test_rows_without_a_label_are_left_out_where_asked_for(sites):
     (sites / "hospital-7.csv").write_text(TABLES["hospital-7"] + "50,007,A,\n")
-    assert "label 'ill' is missing in 1 of 4 rows" in output_of("summarize", "hospital-7.csv", "--label", "ill", code=2)
+    assert "label 'ill' is missing in 1 of 16 rows" in output_of(
+        "summarize", "hospital-7.csv", "--label", "ill", code=2
+    )
     output_of("summarize", "hospital-7.csv", "--label", "ill", "--drop-missing-labels")
-    assert data.Summary.load("hospital-7-first.json").rows == 3
+    assert data.Summary.load("hospital-7-first.json").rows == 15
 
 
 ODD = """patient,result,gone,ill
@@ -193,7 +195,7 @@ def test_the_commands_of_the_page(tmp_path, monkeypatch):
             results = [sorted(glob.glob(each)) if "*" in each else [each] for each in typed]
             output = output_of(*itertools.chain(*results))
             assert "Wrote " in output and "Next" in output
-    assert data.FederatedData.open("hospital-7").num_examples == 3
+    assert data.FederatedData.open("hospital-7").num_examples == 15
     assert data.FederatedData.open("hospital-8").transform == data.Transform.load("transform.json")
 
 

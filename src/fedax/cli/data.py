@@ -313,13 +313,13 @@ def _show_one_table(site: str, rows: Any, label: str | None) -> None:
     from fedax.data.rows import notes_of_rows
     from fedax.errors import DataError
 
-    first = {site: summarize(rows)}
+    first = {site: summarize(rows, least=1)}
     try:
         plan_made = plan_of(first, label)
     except DataError as error:  # for instance no usable column; other sites may have some
         echo(f"note: {error}")
         return
-    second = {site: summarize(rows, plan_made)}
+    second = {site: summarize(rows, plan_made, least=1)}
     try:
         transform = fit(plan_made, second, check_labels=False)
         more = [] if label is None else notes_of_rows({site: transform(rows)}, transform)

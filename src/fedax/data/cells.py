@@ -168,10 +168,10 @@ class Cells:
         marks: how many of these are a usual mark of a missing value, such as ``?`` and ``NA``.
         prose: how many of these are text of four words or more.
         slashes: how many of these look like a date such as 1/31/2024, which can be read in two ways.
-        zeros: whether a cell has leading zeros, as 007.
+        zeros: how many cells have leading zeros, as 007.
         codes: [n] the number of each cell's text, or −1 where it is missing.
         different: how many texts there are.
-        odd: whether a cell is not written as numbers are: a word, or a number such as 007 or 1e5.
+        odd: how many cells are not written as numbers are: words, and numbers such as 007 or 1e5.
         truth: ``"words"``: all cells are truth values, some of them as words; ``"digits"``: all are 0 or 1; or ``""``.
     """
 
@@ -184,11 +184,11 @@ class Cells:
         texts: Callable[[Any], list[str]],
         words: int = 0,
         marks: int = 0,
-        odd: bool = False,
+        odd: int = 0,
         truth: Truth = "",
         prose: int = 0,
         slashes: int = 0,
-        zeros: bool = False,
+        zeros: int = 0,
     ):
         self.numbers, self.days, self.missing, self.words, self.marks = numbers, days, missing, words, marks
         self.prose, self.slashes, self.zeros = prose, slashes, zeros
@@ -265,7 +265,7 @@ def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
             missing,
             lambda: pandas.factorize(column),
             lambda values: [instant(value) for value in values],
-            odd=not missing.all(),
+            odd=int((~missing).sum()),
             truth="digits" if missing.all() else "",
         )
     try:
@@ -327,16 +327,15 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
     n = len(values)
     texts = [_written(value, name) for value in values]
     numbers, days = np.full(n + 1, np.nan), np.full(n + 1, np.nan)
-    missing, words, marks, prose, slashes = np.zeros((5, n + 1), bool)
+    missing, words, marks, prose, slashes, odd, zeros = np.zeros((7, n + 1), bool)
     missing[n] = True  # of code −1
-    odd = truth_words = zeros = False
-    truths = True
+    truth_words, truths = False, True
     for k, text in enumerate(texts):
         if _PLAIN.fullmatch(text):
             numbers[k] = value = float(text)
             truths = truths and value in (0.0, 1.0)
             continue
-        odd = odd or text != ""
+        odd[k] = text != ""
         if text == "":
             missing[k] = True
         elif (said := _TRUTHS.get(text.lower())) is not None:
@@ -346,7 +345,7 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
             if text[0] in "+-.0123456789" and text.isascii():
                 numbers[k] = number(values[k] if isinstance(values[k], int) else text)  # which may be hexadecimal
                 days[k] = _day(_iso(text))
-                zeros = zeros or _ZEROS.fullmatch(text) is not None
+                zeros[k] = _ZEROS.fullmatch(text) is not None
             words[k] = np.isnan(numbers[k]) and np.isnan(days[k])
             marks[k] = words[k] and text.lower() in _MARKS
             prose[k] = words[k] and text.count(" ") >= 3
@@ -368,11 +367,11 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str, same: Texts) -> 
         lambda different: different,
         int(words[codes].sum()),
         int(marks[codes].sum()),
-        odd,
+        int(odd[codes].sum()),
         ("words" if truth_words else "digits") if truths else "",
         int(prose[codes].sum()),
         int(slashes[codes].sum()),
-        zeros,
+        int(zeros[codes].sum()),
     )
 
 

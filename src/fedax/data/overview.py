@@ -625,14 +625,10 @@ def _copies_label(name: str, plan: Plan, answers: Mapping[str, Summary]) -> str:
         if wrong >= 10 and left <= 0.02 * wrong:
             return f"it alone gets {rows - left} of {rows} labels right"
         return ""
-    _, _, xx = merge([(each.rows, each.x, each.xx) for each in parts])
-    _, _, yy = merge([(each.rows, each.y, each.yy) for each in parts])
-    n, x, y = rows, sum(each.rows * each.x for each in parts), sum(each.rows * each.y for each in parts)
-    if n < _ENOUGH or not (xx > 0 and yy > 0):
-        return ""
-    xy = math.fsum(each.xy + each.rows * (each.x - x / n) * (each.y - y / n) for each in parts)
-    correlation = xy / math.sqrt(xx) / math.sqrt(yy)
-    return f"their correlation is {correlation:.4f}" if abs(correlation) >= 0.9995 else ""
+    parts = [each for each in parts if each.rows >= _OFTEN]  # two points are always on a line
+    n = sum(each.rows for each in parts)
+    r = math.fsum(each.rows * each.r for each in parts) / max(n, 1)
+    return f"their correlation is {r:.4f}" if n >= _ENOUGH and abs(r) >= 0.9995 else ""
 
 
 def _numbers_identify(facts: Sequence[Facts]) -> str:

@@ -156,7 +156,7 @@ def one_client(first: Summary, label: str) -> Note:
         >>> import pandas
         >>> from fedax.data import summarize
         >>> table = pandas.DataFrame({"site_id": [1, 1, 2, 2], "age": [40, 60, 50, 70], "ill": [0, 1, 0, 1]})
-        >>> print(one_client(summarize(table), "ill"))
+        >>> print(one_client(summarize(table, least=1), "ill"))
         there is one client only: --client COLUMN (client= in Python) says whose a row is: 'site_id'?
     """
     may = [

@@ -4,6 +4,9 @@ There are two exchanges. Each client sends a first :func:`summarize`, with count
 :func:`plan` decides what each column is. Each client answers the plan with a second :func:`summarize`, with counts by
 category and in bins, from which :func:`fit` makes the :class:`Transform`. It does not depend on how the rows are
 distributed over the clients.
+
+A client does not trust the plan. Which numbers leave follows from its own rows: the plan says what a column is, and its
+mean and standard deviation are for :func:`fit` alone. Each count is 0 or of ``least`` rows, and so are those it leaves.
 """
 
 import itertools
@@ -43,9 +46,11 @@ from fedax.numbers import check_count
 
 _SQUARES = 1e-150  # the squares of smaller numbers are 0 in float64
 _SMALLEST = float(np.finfo(np.float32).tiny)
-BINS = 256  # of a number with missing values, over mean ± _REACH standard deviations, where its median lies
-_REACH = 1.01  # a median is at most one standard deviation from the mean; the rest is for rounding
-_FARTHEST = 64  # the largest exponent of `reach`: doublings of a standard deviation
+LEAST = 5  # the fewest rows that a count is of, where the rows are to be hidden
+BINS = 50  # the most of a column that leave a site: enough for a median, within less than its error of sampling
+_PARTS = 256  # into which a wide bin is divided
+_TO = " to "  # in the name of a wide bin
+CELLS = 2048  # in which values are counted, of 1/256 to 1/128 standard deviation, around the mean
 _DIFFERENT = 1000  # texts of a column that a client counts; a column with more of them at a client holds no categories
 _FEW = 20  # so many different texts at a client count as categories even if most of its rows differ
 _HANDFUL = 5  # so many different texts count as categories of a small table even if all of them differ
@@ -86,11 +91,11 @@ class Facts(Strict):
         mean, m2: of the numbers, their mean and Σ(value − mean)².
         day, day_m2: the same of the dates, in days.
         marks: of the words, those that usually mark a missing value, such as ? and NA.
-        odd: whether a cell is not written as numbers are: a word, or a number such as 007.
+        odd: whether cells are not written as numbers are: words, and numbers such as 007.
         truth: ``"words"``: all cells are truth values, some of them as words; ``"digits"``: all are 0 or 1; or ``""``.
         prose: of the words, those with text of four words or more.
         slashes: of the words, those that look like a date such as 1/31/2024, which can be read in two ways.
-        zeros: whether a cell has leading zeros, as 007.
+        zeros: whether cells have leading zeros, as 007.
         above_zero: whether all numbers are above 0.
         codes: numbers such as −999 that stand far outside of the rest, in at least 5 rows each, and how often: of a
             fixed list of numbers that often stand for a missing value, so that no measured value is said.
@@ -156,18 +161,21 @@ class Counts(Strict):
     Args:
         by_text: cells of each of its most frequent texts, 1000 at most, and 200 characters of each.
         rest: cells with another text.
-        bins: 256 counts of a number or date, over the plan's mean ± 1.01 standard deviations; what is outside counts
-            in the first or last one.
+        bins: of numbers or dates: a bin -> how many are in it, a fiftieth of them at least, or of 2048 bins at most
+            where nothing is withheld. It is called by its middle, or,
+            where it is wider than 1/128 of the client's own standard deviation, by its ends, as "56 to 64".
     """
 
     by_text: dict[str, int] = field(default_factory=dict)
     rest: int = 0
-    bins: tuple[int, ...] = ()
+    bins: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        counts = [self.rest, *self.by_text.values(), *self.bins]
-        if min(counts) < 0 or max(counts) > 2**53 or len(self.bins) not in (0, BINS) or len(self.by_text) > _DIFFERENT:
-            raise DataError(f"counts have to be at least 0, of at most {_DIFFERENT} texts and in {BINS} bins")
+        counts = [self.rest, *self.by_text.values(), *self.bins.values()]
+        if min(counts) < 0 or max(counts) > 2**53 or len(self.bins) > CELLS or len(self.by_text) > _DIFFERENT:
+            raise DataError(f"counts have to be at least 0, of at most {_DIFFERENT} texts and in {CELLS} bins")
+        if any(math.isnan(end) for each in self.bins for end in _ends(each)):
+            raise DataError("the ends of bins have to be numbers")
 
 
 @dataclass(frozen=True)
@@ -179,24 +187,17 @@ class Alone(Strict):
         most: for classes: rows of the most frequent class.
         right: for classes: rows that are predicted by the best threshold, or by the most frequent class of each value
             that occurs at least 5 times.
-        x, y, xx, yy, xy: for a label that is a number: the means of column and label, and the sums of squares and of
-            products of the deviations from them.
+        r: for a label that is a number: their correlation, to four digits.
     """
 
     rows: int = 0
     most: int = 0
     right: int = 0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    yy: float = 0.0
-    xy: float = 0.0
+    r: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.most <= self.right <= self.rows <= _ROWS:
-            raise DataError("of a column alone: 0 ≤ most ≤ right ≤ rows ≤ 2000 has to hold")
-        if not all(abs(value) <= 1e230 for value in (self.x, self.y, self.xx, self.yy, self.xy)):
-            raise DataError("means and products have to be finite")
+        if not (0 <= self.most <= self.right <= self.rows <= _ROWS and abs(self.r) <= 1):
+            raise DataError("of a column alone: 0 ≤ most ≤ right ≤ rows ≤ 2000 and −1 ≤ r ≤ 1 have to hold")
 
 
 @dataclass(frozen=True)
@@ -209,15 +210,15 @@ class Summary(Document):
         counts: of the second exchange.
         alone: of the second exchange: how well each column alone predicts the label.
         plan: the digest of the plan that the second exchange answers.
-        reach: of the second exchange: how far numbers and dates go below and above the plan's mean, as the exponents
-            of a power of two of its standard deviation.
+        reach: of the second exchange: from where to where the numbers and dates go, in steps of half a standard
+            deviation from the mean, both of the client alone.
 
     Raises:
         DataError: values that do not go together.
 
     Example:
         >>> import pandas
-        >>> summary = summarize(pandas.DataFrame({"ward": ["A", "B", None]}))
+        >>> summary = summarize(pandas.DataFrame({"ward": ["A", "B", None] * 5}))
         >>> Summary.from_json(summary.to_json()) == summary
         True
     """
@@ -227,14 +228,15 @@ class Summary(Document):
     counts: dict[str, Counts] = field(default_factory=dict)
     alone: dict[str, Alone] = field(default_factory=dict)
     plan: str | None = None
-    reach: dict[str, tuple[int, int]] = field(default_factory=dict)
+    reach: dict[str, tuple[float, float]] = field(default_factory=dict)
     form: ClassVar[str] = "summary"
+    _version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         if self.rows < 0 or max(len(self.facts), len(self.counts), len(self.alone), len(self.reach)) > WIDE:
             raise DataError(f"summary: rows have to be at least 0, columns at most {WIDE}")
-        if not all(0 <= each <= _FARTHEST for pair in self.reach.values() for each in pair):
-            raise DataError(f"summary: reach has to be from 0 to {_FARTHEST}")
+        if not all(-1e230 <= low <= high <= 1e230 for low, high in self.reach.values()):
+            raise DataError("summary: reach has to be from a number to one that is not below it")
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,8 @@ class Planned(Strict):
     def __post_init__(self) -> None:
         if not (abs(self.mean) <= LARGE and 0 <= self.std <= LARGE):
             raise DataError("mean and std have to be finite, std at least 0")
+        if self.texts == "whole" and self.kind != "text":
+            raise DataError("texts = 'whole' is of a column of text")
 
     @property
     def counted(self) -> bool:
@@ -298,40 +302,49 @@ class Plan(Document):
     def __post_init__(self) -> None:
         if self.max_categories < 1 or self.label in self.columns:
             raise DataError("plan: max_categories has to be at least 1, and the label is none of the columns")
+        if self.texts == "whole":
+            raise DataError("plan: texts = 'whole' is of a column of text")
         if self.target is not None and self.task != "regression":
             raise DataError(f"plan: target {self.target!r} is of a regression")
 
 
 @complete
-def summarize(frame: Any, plan: Plan | None = None) -> Summary:
+def summarize(frame: Any, plan: Plan | None = None, least: int = LEAST) -> Summary:
     """The summary that a client sends of its table.
 
     Args:
         frame: its rows, a table of pandas or Polars.
         plan: ``None`` in the first exchange; then what :func:`plan` made of the first summaries.
+        least: at least 1: the fewest rows that a number of it may be of. 1: nothing is withheld, where all is in one
+            process. Fewer cells of a kind, missing ones too, count as those of the most frequent kind; fewer rows of a
+            category as other categories; fewer rows of a bin, or than a fiftieth, in the next one.
 
     Returns:
         First, of each column: how many cells are missing, numbers, whole numbers, dates, words, and different; mean and
         sum of squares of numbers and dates; and of a fixed list of numbers that often stand for a missing value, such
         as −999, those that occur 5 times at least, far outside of the rest. Then of the columns that the plan takes for
         categories, and of a label with classes: how often each text occurs, of at most 1000; of numbers and dates,
-        within which power of two of the standard deviation all of them are, below and above the mean, and where some
-        are missing, counts in 256 bins; and of each column, how many labels it alone gets right, or how it varies with
-        a label that is a number.
-        A client with one row so sends that row's numbers as their mean.
+        from where to where they go, and where the plan says that some are missing, counts in bins; and of each column,
+        how many labels it alone gets right, or its correlation with a label that is a number.
 
     Raises:
-        DataError: it is no table; a column of the plan is missing, or has a number beyond float32.
+        DataError: it is no table, or has fewer than ``least`` rows; a column of the plan is missing, or has a number
+            beyond float32.
 
     Example:
         >>> import pandas
-        >>> first = summarize(pandas.DataFrame({"age": [40, 60, None]}))
+        >>> first = summarize(pandas.DataFrame({"age": [40, 60] * 5 + [None] * 5, "weight": [70.0] * 14 + [None]}))
         >>> first.rows, first.facts["age"].mean, first.facts["age"].m2, first.facts["age"].missing
-        (3, 50.0, 200.0, 1)
+        (15, 50.0, 1000.0, 5)
+        >>> first.facts["weight"].missing, first.facts["weight"].numbers  # a single one is not told
+        (0, 15)
     """
-    frame = as_pandas(frame)
+    frame, rows = as_pandas(frame), len(frame)
+    check_count("least", least)
+    if 0 < rows < least:
+        raise DataError(f"its table has fewer than {least} rows, too few for a summary that hides single ones")
     if plan is None:
-        return Summary(len(frame), facts={name: _facts(cells(frame[name], name)) for name in frame.columns})
+        return Summary(rows, facts={name: _facts(cells(frame[name], name), least) for name in frame.columns})
     label = None if plan.label is None else cells(series(frame, plan.label, "label"), plan.label, plan.texts)
     if label is not None and plan.label is not None and plan.task == "regression":
         check_range(plan.label, label.numbers, frame[plan.label])
@@ -341,41 +354,54 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
         column = cells(series(frame, name), name, planned.texts)
         if planned.kind == "number":
             check_range(name, column.numbers, frame[name])
-        if planned.kind in ("number", "date") and planned.std > 0:
-            reach[name] = _reach(column.numbers if planned.kind == "number" else column.days, planned)
+        if planned.kind in ("number", "date") and (ends := _reach(_values(column, planned), least)) is not None:
+            reach[name] = ends
         if planned.counted:
-            counts[name] = _counts(column, planned)
+            counts[name] = _counts(column, planned, rows, least)
         if label is not None:
-            alone[name] = _alone(column, planned.kind, label, plan.task)
+            alone[name] = _alone(column, planned.kind, label, plan.task, least)
     if label is not None and plan.label is not None and plan.task == "classification":
-        counts[plan.label] = _counts(label, Planned("category"))
-    return Summary(len(frame), counts=counts, alone=alone, plan=plan.digest, reach=reach)
+        counts[plan.label] = _counts(label, Planned("category"), rows, least)
+    return Summary(rows, counts=counts, alone=alone, plan=plan.digest, reach=reach)
 
 
-def _facts(column: Cells) -> Facts:
+def _snapped(times: int, of: int, least: int) -> int:
+    """A count such that neither it nor what it leaves of all is of fewer than ``least``: then it is 0, or all.
+
+    Example:
+        >>> [_snapped(times, 20, 5) for times in (1, 4, 5, 15, 16, 20)]
+        [0, 0, 5, 15, 20, 20]
+    """
+    return 0 if times < least else of if of - times < least else times
+
+
+def _facts(column: Cells, least: int = 1) -> Facts:
     numbers, days = column.numbers[~np.isnan(column.numbers)], column.days[~np.isnan(column.days)]
-    mean, m2 = _moments(numbers)
-    day, day_m2 = _moments(days)
+    found = {"missing": int(column.missing.sum()), "numbers": len(numbers), "dates": len(days), "words": column.words}
+    most = max(found, key=found.__getitem__)
+    said = {kind: times if times >= least else 0 for kind, times in found.items()}
+    said[most if said[most] else "missing"] += sum(found.values()) - sum(said.values())
+    numbers, days = numbers[: said["numbers"]], days[: said["dates"]]  # none where too few are
+    (mean, m2), (day, day_m2) = _moments(numbers), _moments(days)
+    present = sum(said.values()) - said["missing"]
+    codes = {code: times for code, times in _stand_ins(numbers).items() if times >= least}
     return Facts(
-        missing=int(column.missing.sum()),
-        numbers=len(numbers),
-        dates=len(days),
-        words=column.words,
-        whole=int((numbers == np.rint(numbers)).sum()),
-        different=column.different,
-        commonest=int(np.bincount(column.codes[~column.missing], minlength=1).max()),
+        **said,
+        whole=_snapped(int((numbers == np.rint(numbers)).sum()), said["numbers"], least),
+        different=column.different if present else 0,
+        commonest=_snapped(int(np.bincount(column.codes[~column.missing], minlength=1).max()), present, least),
         mean=mean,
-        m2=m2,
+        m2=m2 * said["numbers"] / max(len(numbers), 1),
         day=day,
-        day_m2=day_m2,
-        marks=column.marks,
-        odd=column.odd,
+        day_m2=day_m2 * said["dates"] / max(len(days), 1),
+        marks=_snapped(column.marks, said["words"], least),
+        odd=column.odd >= least,
         truth=column.truth,
-        prose=column.prose,
-        above_zero=bool(len(numbers) and (numbers > 0).all()),
-        codes=_stand_ins(numbers),
-        slashes=column.slashes,
-        zeros=column.zeros,
+        prose=_snapped(column.prose, said["words"], least),
+        above_zero=len(numbers) > 0 and int((numbers <= 0).sum()) < least,
+        codes=codes if len(numbers) - sum(codes.values()) >= least else {},
+        slashes=_snapped(column.slashes, said["words"], least),
+        zeros=column.zeros >= least,
     )
 
 
@@ -413,46 +439,111 @@ def _moments(values: np.ndarray) -> tuple[float, float]:
     return mean, float(np.square(values - mean).sum())
 
 
-def _counts(column: Cells, planned: Planned) -> Counts:
-    if planned.kind == "category":
-        texts, codes = column.texts
-        times = np.bincount(codes[codes >= 0], minlength=len(texts)).tolist()
-        every = sorted(zip(texts, times, strict=True), key=lambda each: (-each[1], each[0]))
-        return Counts(dict(every[:_DIFFERENT]), sum(count for _, count in every[_DIFFERENT:]))
+def _values(column: Cells, planned: Planned) -> np.ndarray:
+    """The numbers of a column, or its dates."""
     values = column.numbers if planned.kind == "number" else column.days
-    values = values[~np.isnan(values)]
-    if planned.std == 0:
-        return Counts()
-    places = np.floor((values - planned.mean) * (BINS / (2 * _REACH * planned.std)) + BINS / 2)
-    bins = np.bincount(np.clip(places, 0, BINS - 1).astype(np.int64), minlength=BINS)
-    return Counts(bins=tuple(bins.tolist()))
+    return values[~np.isnan(values)]
 
 
-def _reach(values: np.ndarray, planned: Planned) -> tuple[int, int]:
-    """Below and above the mean: the least power of two of the standard deviation within which all values are."""
-    below, above = (
-        float(np.fmax.reduce(sign * (values - planned.mean) / planned.std, initial=1.0)) for sign in (-1.0, 1.0)
-    )
-    return tuple(min(math.ceil(math.log2(each)), _FARTHEST) for each in (below, above))  # type: ignore[return-value]
+def _counts(column: Cells, planned: Planned, rows: int, least: int) -> Counts:
+    """Counts of which none is of fewer than ``least`` rows, nor what they leave of all rows."""
+    if planned.kind != "category":
+        values = _values(column, planned)
+        bins = _bins(values, 1 if least == 1 else max(least, -(-len(values) // BINS)))
+        if bins and rows - len(values) < least:
+            bins[max(bins, key=bins.__getitem__)] += rows - len(values)
+        return Counts(bins=bins)
+    texts, codes = column.texts
+    times = np.bincount(codes[codes >= 0], minlength=len(texts)).tolist()
+    every = sorted(zip(texts, times, strict=True), key=lambda each: (-each[1], each[0]))
+    by_text = {text: count for text, count in every[:_DIFFERENT] if count >= least}
+    rest, gap = sum(times) - sum(by_text.values()), rows - sum(times)
+    few = (rest if rest < least else 0) + (gap if gap < least else 0)
+    rest = rest if rest >= least else 0
+    if by_text:
+        by_text[every[0][0]] += few
+    elif rest:
+        rest += few
+    return Counts(by_text, rest)
 
 
-def _alone(column: Cells, kind: Kind, label: Cells, task: str) -> Alone:
+def _bins(values: np.ndarray, least: int) -> dict[str, int]:
+    """A bin -> how many of the values are in it.
+
+    2048 cells around the mean, whose ends are multiples of a power of two, are halved again and again. Where a half has
+    fewer than ``least`` values, these count in the other half, next to it; where both have, it ends.
+    """
+    if len(values) < least:
+        return {}
+    mean, std = _spread(values)
+    if not std:
+        return {text_of(mean): len(values)}
+    width = 2.0 ** (math.floor(math.log2(std)) - 7)
+    first = math.floor(mean / width) - CELLS // 2
+    keys = np.sort(np.clip(np.floor(values / width) - first, 0, CELLS - 1)).astype(np.int64)
+    bins: Counter[str] = Counter()
+
+    def halve(keys: np.ndarray, low: int, size: int) -> None:
+        middle = low + size // 2
+        below = int(np.searchsorted(keys, middle))
+        above = len(keys) - below
+        if size == 1 or (0 < below < least and 0 < above < least):
+            ends = [(first + low + k) * width for k in ((0.5,) if size == 1 else (0, size))]
+            bins[_TO.join(map(text_of, ends))] += len(keys)
+        elif below < least:
+            halve(np.maximum(keys, middle), middle, size // 2)
+        elif above < least:
+            halve(np.minimum(keys, middle - 1), low, size // 2)
+        else:
+            halve(keys[:below], low, size // 2)
+            halve(keys[below:], middle, size // 2)
+
+    halve(keys, 0, CELLS)
+    return dict(bins)
+
+
+def _spread(values: np.ndarray) -> tuple[float, float]:
+    """Mean and standard deviation, which is 0 where float64 hardly tells the values apart."""
+    mean, m2 = _moments(values)
+    std = math.sqrt(m2 / len(values))
+    return mean, std if std > 1e-12 * abs(mean) else 0.0
+
+
+def _reach(values: np.ndarray, least: int) -> tuple[float, float] | None:
+    """From where to where the values go, but for fewer than ``least`` at each end.
+
+    In steps of half a standard deviation from the mean.
+    """
+    if len(values) < least:
+        return None
+    mean, std = _spread(values)
+    if not std:
+        return mean, mean
+    at = [least - 1, len(values) - least]
+    below, above = (np.partition(values, at)[at] - mean) / std * [-1, 1]
+    return tuple(mean + sign * std * math.ceil(2 * max(far, 0.0)) / 2 for sign, far in ((-1, below), (1, above)))
+
+
+def _alone(column: Cells, kind: Kind, label: Cells, task: str, least: int) -> Alone:
     texts = kind in ("category", "text")
     values = column.codes.astype(float) if texts else column.numbers if kind == "number" else column.days
     good = ~(column.missing if texts else np.isnan(values))
     good &= label.codes >= 0 if task == "classification" else ~np.isnan(label.numbers)
-    rows = np.flatnonzero(good)
-    rows = rows[:: -(-len(rows) // _ROWS) or 1]
+    step = -(-len(good) // _ROWS) or 1
+    rows = np.flatnonzero(good)[::step]
+    count = _snapped(len(rows), -(-len(good) // step), least)
+    if not count or (task == "regression" and texts):
+        return Alone(count)
     x = values[rows]
-    if not len(rows):
-        return Alone()
     if task == "regression":
-        if texts:
-            return Alone(len(rows))
         y = label.numbers[rows]
         (mean, xx), (target, yy) = _moments(x), _moments(y)
-        return Alone(len(rows), x=mean, y=target, xx=xx, yy=yy, xy=float(((x - mean) * (y - target)).sum()))
-    return Alone(len(rows), *right_alone(x, label.codes[rows], texts))
+        if not (xx > 0 and yy > 0):
+            return Alone()
+        r = float(((x - mean) / math.sqrt(xx) * ((y - target) / math.sqrt(yy))).sum())
+        return Alone(count, r=round(min(max(r, -1.0), 1.0), 4))
+    most, right = right_alone(x, label.codes[rows], texts)
+    return Alone(count, _snapped(most, count, least), _snapped(right, count, least))
 
 
 def right_alone(x: np.ndarray, labels: np.ndarray, category: bool) -> tuple[int, int]:
@@ -528,7 +619,7 @@ def plan(
         >>> import pandas
         >>> north = pandas.DataFrame({"age": [40, 60], "ill": ["no", "yes"]})
         >>> south = pandas.DataFrame({"age": [80], "ill": ["no"]})
-        >>> agreed = plan([summarize(north), summarize(south)], label="ill")
+        >>> agreed = plan([summarize(north, least=1), summarize(south, least=1)], label="ill")
         >>> agreed.columns["age"].mean, agreed.task
         (60.0, 'classification')
     """
@@ -809,8 +900,9 @@ def _task(label: str, facts: Mapping[str, Facts], task: Any) -> Any:
 def fit(plan: Plan, summaries: Summaries, check_labels: bool = True) -> Transform:
     """The transform, from the clients' second summaries.
 
-    Means, variances and counts are those of all rows together, up to rounding. The median is within the standard
-    deviation / 250 of it.
+    Means, variances and counts are those of all rows together, up to rounding, and the median is within 1/250 of a
+    client's standard deviation of it, if clients withhold nothing (``least = 1`` of :func:`summarize`). Else up to the
+    rows that a client does not tell apart, fewer than ``least`` of each kind and bin.
 
     Args:
         plan: as :func:`plan` gave it, and as the clients answered it.
@@ -825,8 +917,8 @@ def fit(plan: Plan, summaries: Summaries, check_labels: bool = True) -> Transfor
     Example:
         >>> import pandas
         >>> tables = [pandas.DataFrame({"ward": ["A", "A", "B"]}), pandas.DataFrame({"ward": ["A", None, "B"]})]
-        >>> agreed = plan([summarize(table) for table in tables])
-        >>> transform = fit(agreed, [summarize(table, agreed) for table in tables])
+        >>> agreed = plan([summarize(table, least=1) for table in tables])
+        >>> transform = fit(agreed, [summarize(table, agreed, least=1) for table in tables])
         >>> transform.features, transform.columns[0].fill
         (('ward = A', 'ward = B', 'ward is missing'), 'A')
     """
@@ -841,7 +933,7 @@ def fit(plan: Plan, summaries: Summaries, check_labels: bool = True) -> Transfor
     for name, planned in plan.columns.items():
         counts = [summary.counts[name] for summary in by_client.values() if name in summary.counts]
         reach = [summary.reach[name] for summary in by_client.values() if name in summary.reach]
-        columns.append(_fitted(name, planned, counts, plan, reach if len(reach) == len(by_client) else ()))
+        columns.append(_fitted(name, planned, counts, plan, reach))
     if not columns:
         raise DataError("columns: none is left to learn from; all values of each are the same")
     label = None
@@ -855,18 +947,23 @@ def fit(plan: Plan, summaries: Summaries, check_labels: bool = True) -> Transfor
 
 
 def without_constant(plan: Plan, answers: Mapping[str, Summary]) -> Plan:
-    """The plan without the columns of categories that, by all clients' answers, have one value and no gap."""
-    constant = []
+    """The plan without the columns of categories that have one value and no gap, or none that a client names."""
+    left_out = {}
     for name, planned in plan.columns.items():
         counts = [summary.counts[name] for summary in answers.values() if name in summary.counts]
-        if planned.kind == "category" and not planned.missing and not any(each.rest for each in counts):
-            constant += [name] if len(set().union(*(each.by_text for each in counts))) == 1 else []
-    kept = {name: planned for name, planned in plan.columns.items() if name not in constant}
-    return replace(plan, columns=kept, dropped=plan.dropped | dict.fromkeys(constant, "all values are the same"))
+        if planned.kind != "category" or not counts:
+            continue
+        named, rest = set().union(*(each.by_text for each in counts)), any(each.rest for each in counts)
+        if not named:
+            left_out[name] = "each of its values is in too few rows of a client to be named"
+        elif len(named) == 1 and not planned.missing and not rest:
+            left_out[name] = "all values are the same"
+    kept = {name: planned for name, planned in plan.columns.items() if name not in left_out}
+    return replace(plan, columns=kept, dropped=plan.dropped | left_out)
 
 
 def _fitted(
-    name: str, planned: Planned, counts: Sequence[Counts], plan: Plan, reach: Sequence[tuple[int, int]]
+    name: str, planned: Planned, counts: Sequence[Counts], plan: Plan, reach: Sequence[tuple[float, float]]
 ) -> Column:
     if planned.kind == "category":
         return _categories(name, planned, counts, plan.max_categories)
@@ -874,17 +971,19 @@ def _fitted(
         return Column(name, "text", missing=planned.missing, texts=planned.texts, hashed=WORDS)
     if planned.std == 0:
         return Column(name, "flag", missing=True, texts=planned.texts)
-    fill = _median(planned, counts) if planned.missing else None
+    fill = _median(counts) if planned.missing else None
     mean, scale = (0.0, 1.0) if plan.scale is None and planned.kind == "number" else (planned.mean, planned.std)
     low, high = _limits(planned, reach)
     return Column(name, planned.kind, mean, scale, fill, planned.missing, low=low, high=high, texts=planned.texts)
 
 
-def _limits(planned: Planned, reach: Sequence[tuple[int, int]]) -> tuple[float, float] | tuple[None, None]:
-    """Twice as far from the mean as any client's values reach; ``None`` if a client did not send its reach."""
+def _limits(planned: Planned, reach: Sequence[tuple[float, float]]) -> tuple[float, float] | tuple[None, None]:
+    """Twice as far from the mean as the least power of two of the standard deviation that all clients' values reach."""
     if not reach:
         return None, None
-    below, above = (2 * planned.std * 2.0 ** max(each) for each in zip(*reach, strict=True))
+    low, high = min(low for low, _ in reach), max(high for _, high in reach)
+    far = (max(each / planned.std, 1.0) for each in (planned.mean - low, high - planned.mean))
+    below, above = (2 * planned.std * 2.0 ** math.ceil(math.log2(each)) for each in far)
     return max(planned.mean - below, -LARGE), min(planned.mean + above, LARGE)
 
 
@@ -911,14 +1010,26 @@ def _categories(name: str, planned: Planned, counts: Sequence[Counts], most: int
     )
 
 
-def _median(planned: Planned, counts: Sequence[Counts]) -> float:
-    """The mean of the two middle values, each taken as the middle of its bin: off by half a bin at most."""
-    bins = np.sum([each.bins for each in counts if each.bins], axis=0)
-    if not np.ndim(bins) or not bins.sum():
+def _ends(name: str) -> tuple[float, float]:
+    """From where to where a bin goes, by its name; where it is narrow, its middle."""
+    low, _, high = name.partition(_TO)
+    return number(low), number(high or low)
+
+
+def _median(counts: Sequence[Counts]) -> float:
+    """The mean of the two middle values, each taken as the middle of its bin; in a wide bin they are evenly spaced."""
+    bins: list[tuple[float, int]] = []
+    for name, times in (each for one in counts for each in one.bins.items()):
+        low, high = _ends(name)
+        parts = 1 if low == high else min(times, _PARTS)
+        share = np.diff(np.arange(parts + 1) * times // max(parts, 1))
+        bins += [(low + (high - low) * (k + 0.5) / parts, int(each)) for k, each in enumerate(share)]
+    bins.sort()
+    ends = np.cumsum([times for _, times in bins])
+    if not len(ends) or not ends[-1]:
         raise DataError("summaries: they hold no counts in bins; make them anew: summarize(table, plan)")
-    ends, n = np.cumsum(bins), int(bins.sum())
-    middle = np.searchsorted(ends, [(n + 1) // 2, n // 2 + 1])
-    return planned.mean + _REACH * planned.std * float((2 * middle.mean() + 1) / BINS - 1)
+    middle = np.searchsorted(ends, [(ends[-1] + 1) // 2, ends[-1] // 2 + 1])
+    return float(np.mean([bins[k][0] for k in middle]))
 
 
 def check_coding(label: str, counts: Counted) -> None:
@@ -937,13 +1048,14 @@ def class_names(label: str, counts: Sequence[Counts], positive: str | None = Non
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each.by_text)
-    if any(each.rest for each in counts) or len(total) > _DIFFERENT:
+    if any(each.rest and len(each.by_text) == _DIFFERENT for each in counts) or len(total) > _DIFFERENT:
         raise DataError(
             f"label {shown(label)}: more than {_DIFFERENT} different values; say task='regression' if it is a number"
         )
     if len(total) < 2:
         only = next(iter(total), "")
-        raise DataError(f"label {shown(label)}: one class only, {shown(only)}; it needs two at least")
+        more = " (a class of too few rows at each client is not named)" if any(each.rest for each in counts) else ""
+        raise DataError(f"label {shown(label)}: one class only, {shown(only)}; it needs two at least{more}")
     numbers = {text: number(text) for text in total}
     texts = any(map(math.isnan, numbers.values()))
     return with_positive(label, sorted(total, key=lambda text: (0 if texts else numbers[text], text)), total, positive)

@@ -39,6 +39,8 @@ from fedax.data.pictures import decoded, stacked
 from fedax.data.rows import notes_of_rows, one_client
 from fedax.data.summaries import (
     Counts,
+    Plan,
+    Summary,
     UnreadLabel,
     check_coding,
     class_names,
@@ -131,14 +133,14 @@ def from_frames(
         if labelled is not None and (fitted is None or labelled in table.columns):
             tables[name] = with_labels(name, table, labelled, drop_missing_labels)
     if fitted is None:
-        first = {name: _naming_client(name, summarize, table) for name, table in tables.items()}
+        first = {name: _naming_client(name, _summary, table) for name, table in tables.items()}
         try:
             column_plan = plan(first, labelled, columns, task, scale, max_categories, drop, positive, target)
         except UnreadLabel as error:
             column = series(tables[error.client], str(labelled))
             row = int(np.flatnonzero(np.isnan(cells(column, str(labelled)).numbers))[0])
             raise DataError(f"{error}; row {row} is {shown(column.iloc[row])}") from None
-        second = {name: _naming_client(name, summarize, table, column_plan) for name, table in tables.items()}
+        second = {name: _naming_client(name, _summary, table, column_plan) for name, table in tables.items()}
         fitted = fit(column_plan, second, check_labels)
     arrays = {name: _naming_client(name, fitted, table) for name, table in tables.items()}
     if transform is None:
@@ -165,6 +167,10 @@ def _with_words(columns: Overview, fitted: Transform, tables: Mapping[str, Any])
             note = dataclasses.replace(note, why=f"{note.why}, such as {words}")
         notes.append(note)
     return dataclasses.replace(columns, notes=tuple(notes))
+
+
+def _summary(table: Any, request: Plan | None = None) -> Summary:
+    return summarize(table, request, least=1)  # all is in one process
 
 
 def _naming_client(client: str, call: Callable[..., Any], *args: Any) -> Any:

@@ -44,11 +44,13 @@ class Document(Strict):
     """A frozen dataclass of plain values that is a JSON file."""
 
     form: ClassVar[str]
+    _version: ClassVar[int] = 1  # of the form; others are refused
 
     def to_json(self) -> dict[str, Any]:
         """As a table of plain values, which :meth:`from_json` reads."""
         instance: Any = self
-        return {"fedax": self.form, **dataclasses.asdict(instance, dict_factory=_without_later)}
+        version = {} if self._version == 1 else {"version": self._version}
+        return {"fedax": self.form, **version, **dataclasses.asdict(instance, dict_factory=_without_later)}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any] | str | bytes) -> Self:
@@ -65,7 +67,11 @@ class Document(Strict):
             table = dict(content) if isinstance(content, Mapping) else parse_json(content)
             if not isinstance(table, dict) or table.pop("fedax", None) != cls.form:
                 raise ValueError(f"it is no {cls.form} of fedax")
+            if table.pop("version", 1) != cls._version:
+                raise DataError(f"{cls.form}: of another version of fedax; make it anew with this one, at all sites")
             return _checked_by(kind).validate_json(json.dumps(table))
+        except DataError:
+            raise
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedax.data import FederatedData, Overview, Transform, summarize
+from fedax.data.summaries import LEAST
 from fedax.data.tables import TABLES, read_table, stem
 from fedax.engine.places.agreement import Made
 from fedax.engine.places.fleet import Fleet
@@ -80,7 +81,7 @@ def answering(
     site = lambda federation: Site(federation, make, state, names, held[0], rules, held[1], known)  # noqa: E731
     if table is None:
         return site(FederatedData.open(data)).answer
-    options = dict(table)
+    options = {"least": max(LEAST, rules.examples), **table}
     rows = read_rows(pathlib.Path(data), **options.pop("read"))
     say = functools.partial(print, flush=True)
     if how := rows.attrs.get("written"):
@@ -104,7 +105,7 @@ def read_rows(
     rows = read_table(path, decimal, encoding, drop=drop)
     if not len(rows.columns):
         raise DataError(f"{path}: no column is left")
-    summarize(rows)
+    summarize(rows, least=1)  # here, to see that it can be
     return rows
 
 

@@ -58,8 +58,49 @@ class Rule(enum.Enum):
     EXAMPLES_FIT = None, "its examples do not fit the run's task; its owner's log says more"
     FROZEN = None, "the frozen part of the model is not there: --resume sends it again"
     ROSTER = None, "secure sums need the keys of the other nodes: its owner gives --roster FOLDER"
+    # Of tables:
+    NO_TRANSFORM = None, "its table is not transformed yet: fedax deploy tables"
+    OTHER_TABLE = None, "the transform that it has does not fit its table: fedax deploy tables again"
+    NOT_SENT = None, "this transform was not sent to it before: fedax deploy tables again"
+    NO_LABEL = None, "there is no label in what is asked, and nothing is learned without one"
+    NO_COLUMN = None, "its table has no such column"
+    COLUMN = None, "a column of its table cannot be used so; the node's terminal says which and why"
+    NUMBER = (
+        None,
+        "a number is beyond float32, or has no logarithm where one is asked for; the node's terminal says which",
+    )
+    LABEL_MISSING = (
+        None,
+        "a row has no label; its owner leaves such rows out: fedax deploy node … --drop-missing-labels",
+    )
+    LABEL_UNKNOWN = (
+        None,
+        (
+            "a label is no number, or none of the transform's classes, of which those of a few rows at every site are "
+            "not named; its owner joins such a class with another, or leaves its rows out"
+        ),
+    )
+    FEW_ROWS = None, "its table has too few rows for a summary that hides single ones"
+    IDENTIFIES = (
+        None,
+        ("texts of a column identify rows, and leave this site only if its owner agrees: fedax deploy node … --review"),
+    )
+    LEFT = (
+        None,
+        "no other summary of a column leaves; its owner looks into left/ in the node's folder, and moves it away",
+    )
+    TRANSFORMS = None, "no other transform is tried; its owner looks into left/ in the node's folder, and moves it away"
+    LEFT_UNREADABLE = None, "left/ in the node's folder cannot be read; its owner moves it away"
+    OWNER = None, "its owner does not let the summary leave"
+    DECISION = None, "what its owner said cannot be read; remove it, and say it again"
+    # Of the node itself:
     DISK = None, "it cannot write its record, without which nothing leaves"
     FAILED = None, "it failed; its owner's log says more"
+
+    @property
+    def text(self) -> str:
+        """What it is against, in words."""
+        return str(self.value[1])
 
 
 class Refusal(NodeError):
@@ -68,7 +109,7 @@ class Refusal(NodeError):
     Args:
         rule: why.
         value: that of the owner's setting.
-        about: names from the run's agreement.
+        about: names from what was asked, or what a limit is; nothing of the node's data.
 
     Example:
         >>> raise Refusal(Rule.CLIENTS, 3)
@@ -78,6 +119,6 @@ class Refusal(NodeError):
 
     def __init__(self, rule: Rule, value: Unknown = None, about: str = ""):
         self.rule = rule
-        setting, text = rule.value
+        setting, text = rule.value[0], rule.text
         text = f"its owner's policy ({setting} = {value}) is against {text}" if setting else text
         super().__init__(f"{text} ({about})" if about else text)

@@ -2,16 +2,21 @@
 
 A :class:`Desk` answers for the table of a node: with a first summary, with a second one that a plan asks for; then it
 takes the transform that :func:`agree` fits at the server. No row leaves the node, and what leaves can be read there.
+
+The server is not trusted. A summary is of counts of several rows (:func:`fedax.data.summaries.summarize`); only a few
+different ones of a column leave, also of a table that has changed; and what is refused is said in fixed texts.
 """
 
+import itertools
 import json
 import os
 import pathlib
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,19 +24,21 @@ from fedax.contract.types import Unknown
 from fedax.data.cells import CellError, cells, series, shown
 from fedax.data.federated import FederatedData
 from fedax.data.formats import parse_json
-from fedax.data.summaries import Plan, Summary, fit, refused, summarize
-from fedax.data.tables import by_value, from_frames, with_labels
+from fedax.data.summaries import LEAST, Plan, Summary, fit, refused, summarize
+from fedax.data.tables import by_value, from_frames
 from fedax.data.transform import Document, Transform
 from fedax.engine.places.agreement import precise_versions
 from fedax.engine.places.fleet import who
 from fedax.engine.places.nodes import Failure, Message, Transport
+from fedax.engine.places.refusals import Refusal, Rule
 from fedax.engine.places.site import Site
 from fedax.engine.places.store import Store, write_line
 from fedax.errors import DataError, FedaxError, NodeError
 from fedax.files import damage, has_digest, seal, with_digest, write_atomic
 
-_MOST = 100  # the most summaries that leave a table before its owner has to look
-_NO_TRANSFORM = "its table is not transformed yet: fedax deploy tables"
+MOST = 4  # the most different first summaries of a column that leave before its owner has to look; and second ones
+TRANSFORMS = 16  # the most different transforms that are tried; each answer says whether the table goes with it
+D = TypeVar("D", bound=Document)
 _PAUSE = 0.3  # seconds before missing nodes are looked for again
 _LONGEST = 10.0  # the longest such pause, for nodes that wait for their owner
 _REMIND = 30.0  # seconds between lines that name the nodes still waited for
@@ -43,12 +50,14 @@ class Desk:
     Args:
         table: its rows, a table of pandas, without the columns that its owner drops.
         name: of the client.
-        folder: of the node's state. It gets ``transform.json``; ``left/``, a copy of each summary that left; and with
-            ``review`` also ``review/``, each summary before it leaves, and what the owner said.
+        folder: of the node's state. It gets ``transform.json``; ``left/``, a copy of each different summary that left
+            and of each transform that was tried; and with ``review`` also ``review/``, each summary before it leaves,
+            and what the owner said.
         make: gives the :class:`Site` of the examples.
         review: whether the owner sees each summary before it leaves. Else a rule decides: what summaries hold leaves,
             but for the texts of a column that identify rows (:func:`fedax.data.summaries.refused`).
         drop_missing_labels: whether rows without a label are left out, in place of an error.
+        least: the fewest rows that a number of a summary may be of.
         say: is called with lines for the owner.
     """
 
@@ -61,23 +70,22 @@ class Desk:
         *,
         review: bool = False,
         drop_missing_labels: bool = False,
+        least: int = LEAST,
         say: Callable[[str], None] = print,
     ):
         self.table, self.name, self.folder, self.say = table, name, pathlib.Path(folder), say
-        self.review, self.drop_missing_labels, self._make = review, drop_missing_labels, make
+        self.review, self.drop_missing_labels, self.least, self._make = review, drop_missing_labels, least, make
         self._site: Site | None = None
         self._transform: Transform | None = None
-        self._why = _NO_TRANSFORM
+        self._why = Refusal(Rule.NO_TRANSFORM)
         (self.folder / "left").mkdir(parents=True, exist_ok=True)
         (self.folder / "site").mkdir(exist_ok=True)
         file = self.folder / "transform.json"
         if file.exists():
             try:
                 self._serve(Transform.load(file))
-            except DataError as error:  # its table is another one now
-                self._why = (
-                    f"the transform that it has does not fit its table: {_NO_TRANSFORM.partition(': ')[2]} again"
-                )
+            except (DataError, Refusal) as error:  # its table is another one now
+                self._why = Refusal(Rule.OTHER_TABLE)
                 say(f"{name}: {file} does not fit the table ({error}); waiting for `fedax deploy tables`")
         else:
             say(f"{name}: {len(table)} rows, {len(table.columns)} columns; waiting for `fedax deploy tables`")
@@ -93,17 +101,21 @@ class Desk:
         began = time.perf_counter()
         try:
             found = Message(kinds[kind](message.head))
-        except CellError as error:  # it quotes a cell
-            self.say(f"{self.name}: {error}")
-            found = Message({"error": f"{error.outline}; the node's terminal says which"})
-        except FedaxError as error:
-            found = Message({"error": str(error)})
-        except Exception as error:  # its text may hold what is in the table
-            traceback.print_exc(file=sys.stderr)
-            found = Message({"error": f"{type(error).__name__}; the node's terminal says more"})
+        except Exception as error:
+            found = Message({"error": str(self._refusal(error))})
         if "waits" not in found.head:  # which is asked again and again
             write_line(Store(self.folder / "site", ()), message, found, time.perf_counter() - began)
         return found
+
+    def _refusal(self, error: Exception) -> Refusal:
+        """What the coordinator is told of an error; its owner is told all, also what is in the table."""
+        if not isinstance(error, FedaxError):
+            traceback.print_exc(file=sys.stderr)
+            return Refusal(Rule.FAILED)
+        self.say(f"{self.name}: {error.__cause__ or error}")
+        if isinstance(error, Refusal):
+            return error
+        return Refusal(Rule.NUMBER if isinstance(error, CellError) else Rule.COLUMN)
 
     def _hello(self, message: Message) -> Message:
         """The node's description, with the state of its table."""
@@ -115,36 +127,52 @@ class Desk:
 
     def _summarize(self, head: dict[str, Unknown]) -> dict[str, Unknown]:
         """The first summary, or the second one that a plan asks for."""
-        plan = None if head.get("plan") is None else Plan.from_json(head["plan"])
-        label = str(head["label"]) if plan is None else plan.label
-        if label is None:
-            raise NodeError("the plan has no label, and nothing is learned without one")
-        rows = self._labelled(label)
+        plan = None if head.get("plan") is None else _read(Plan, head["plan"])
+        label = head.get("label") if plan is None else plan.label
+        rows = self._labelled(label, () if plan is None else plan.columns)
+        if len(rows) < self.least:
+            raise Refusal(Rule.FEW_ROWS, about=f"least = {shown(self.least)}")
         why = None if plan is None else refused(rows, plan)
         if why and not self.review:
-            raise NodeError(f"{why}, and leave this site only if its owner agrees: fedax deploy node … --review")
-        summary = summarize(rows, plan)
+            raise Refusal(Rule.IDENTIFIES) from DataError(why)
+        summary = summarize(rows, plan, self.least)
         which = "first" if plan is None else "second"
-        file = f"{which}-{summary.digest[:12]}.json"
-        if self.review and not self._reviewed(file, which, summary, str(head.get("server", "")), why):
+        kept = replace(summary, plan=None)  # the same for plans that ask for the same
+        copy = f"{which}-{kept.digest[:12]}.json"
+        new = self._is_new(which, kept)
+        if self.review and not self._reviewed(copy, which, summary, str(head.get("server", "")), why):
             return {"waits": "its owner"}
-        copy = self.folder / "left" / file
-        if not copy.exists():
-            if len([*copy.parent.iterdir()]) >= _MOST:
-                raise NodeError(f"{_MOST} summaries have left this site; its owner has to look into {copy.parent.name}")
-            summary.save(copy)
-            self.say(f"{self.name}: the {which} summary has left, as in {copy}")
+        if new:
+            kept.save(self.folder / "left" / copy)
+            self.say(f"{self.name}: the {which} summary has left, as in {self.folder / 'left' / copy}")
         return {"summary": summary.to_json()}
+
+    def _is_new(self, which: str, summary: Summary) -> bool:
+        """Whether it says something that has not left yet, of any column."""
+        known: dict[str, set[str]] = {}
+        for path in (self.folder / "left").glob(f"{which}-*.json"):
+            try:
+                found = _by_column(parse_json(path.read_bytes()))
+            except (OSError, ValueError, AttributeError, TypeError) as error:
+                raise Refusal(Rule.LEFT_UNREADABLE) from DataError(f"{path}: {error}")
+            for name, content in found.items():
+                known.setdefault(name, set()).add(content)
+        new = [name for name, content in _by_column(summary.to_json()).items() if content not in known.get(name, ())]
+        if full := [name for name in new if len(known.get(name, ())) >= MOST]:
+            why = f"{MOST} {which} summaries of column {shown(full[0])} have left, as in {self.folder / 'left'}"
+            raise Refusal(Rule.LEFT, about=f"{which} summaries" + f" = {MOST}") from DataError(why)
+        return bool(new)
 
     def _reviewed(self, file: str, which: str, summary: Summary, server: str, why: str | None) -> bool:
         """Whether the owner has agreed; at the first request the summary is written for the owner to review."""
         file_ = self.folder / "review" / file
         if file_.exists():
-            decision = _decision(file_)
+            try:
+                decision = _decision(file_)
+            except DataError as error:
+                raise Refusal(Rule.DECISION) from error
             if decision is not None and not decision.yes:
-                raise NodeError(
-                    f"its owner does not let the {which} summary leave" + (f": {decision.why}" if decision.why else "")
-                )
+                raise Refusal(Rule.OWNER, about=f"why = {shown(decision.why)}") if decision.why else Refusal(Rule.OWNER)
             return decision is not None
         file_.parent.mkdir(exist_ok=True)
         for old in file_.parent.glob(f"{which}-*.json"):
@@ -157,42 +185,58 @@ class Desk:
         self.say(f"May it leave? Type yes, or no and why. From elsewhere: fedax deploy review --state {self.folder}")
         return False
 
-    def _labelled(self, label: str) -> Unknown:
-        """The rows, all with a label."""
-        series(self.table, label, "label")
-        found = with_labels(self.name, self.table, label, self.drop_missing_labels)
-        return found
+    def _labelled(self, label: object, columns: Iterable[str]) -> Unknown:
+        """The rows, all with a label; the columns are there, too."""
+        if not isinstance(label, str):
+            raise Refusal(Rule.NO_LABEL)
+        for name in (label, *columns):
+            try:
+                series(self.table, name)
+            except DataError as error:
+                raise Refusal(Rule.NO_COLUMN, about=f"column = {shown(name)}") from error
+        missing = cells(series(self.table, label), label).missing
+        if missing.all() or (missing.any() and not self.drop_missing_labels):
+            why = f"label {shown(label)} is missing in {missing.sum()} of {len(missing)} rows"
+            raise Refusal(Rule.LABEL_MISSING, about=f"label = {shown(label)}") from DataError(why)
+        return self.table[~missing].reset_index(drop=True) if missing.any() else self.table
 
     def _prepare(self, head: dict[str, Unknown]) -> dict[str, Unknown]:
         """Store a transform; it is not used before all sites have it."""
-        found = Transform.from_json(head["transform"])
+        found = _read(Transform, head.get("transform"))
+        copy = self.folder / "left" / f"transform-{found.digest[:12]}.json"
+        if not copy.exists():
+            if len([*copy.parent.glob("transform-*.json")]) >= TRANSFORMS:
+                raise Refusal(Rule.TRANSFORMS, about=f"transforms = {shown(TRANSFORMS)}")
+            found.save(copy)  # before it is tried, for a refusal says something, too
         self._examples(found)
         found.save(self.folder / "next.json")
         return {"digest": found.digest}
 
     def _commit(self, head: dict[str, Unknown]) -> dict[str, Unknown]:
         """Serve the examples made by the transform that was stored before."""
-        if self._transform is None or self._transform.digest != head["digest"]:
+        if self._transform is None or self._transform.digest != head.get("digest"):
             place = self.folder / "next.json"
             found = Transform.load(place) if place.exists() else None
-            if found is None or found.digest != head["digest"]:
-                raise NodeError("this transform was not sent to it before: fedax deploy tables again")
+            if found is None or found.digest != head.get("digest"):
+                raise Refusal(Rule.NOT_SENT)
             data = self._examples(found)
             os.replace(place, self.folder / "transform.json")
             self._serve(found, data)
         return {"digest": head["digest"]}
 
     def _examples(self, transform: Transform) -> FederatedData:
-        """The examples that the transform makes of the table; errors go to the server, and quote no value of a cell."""
-        if transform.label is None:
-            raise NodeError("the transform has no label, and nothing is learned without one")
-        label, rows = transform.label, self._labelled(transform.label.name)
+        """The examples that the transform makes of the table."""
+        label = transform.label
+        rows = self._labelled(label and label.name, [column.name for column in transform.columns])
+        assert label is not None
         found = cells(series(rows, label.name), label.name, label.texts)
         texts, codes = found.texts
         bad = np.isnan(found.numbers) if label.classes is None else ~np.isin(texts, label.classes)[codes]
         if bad.any():
             what = "no number" if label.classes is None else "none of the transform's classes"
-            raise NodeError(f"label {shown(label.name)} is {what} in {bad.sum()} of {len(rows)} rows")
+            first = shown(str(series(rows, label.name).iloc[int(np.flatnonzero(bad)[0])]))
+            why = f"label {shown(label.name)} is {what} in {bad.sum()} of {len(rows)} rows, the first is {first}"
+            raise Refusal(Rule.LABEL_UNKNOWN, about=f"label = {shown(label.name)}") from DataError(why)
         return from_frames({self.name: rows}, transform=transform)
 
     def _serve(self, transform: Transform, data: FederatedData | None = None) -> None:
@@ -202,6 +246,23 @@ class Desk:
         self._site, self._transform = self._make(data), transform
         shape = f"{data.num_examples} examples of {len(transform.features)} features"
         self.say(f"{self.name}: {shape}, by the transform {transform.digest}")
+
+
+def _read(kind: type[D], given: Unknown) -> D:
+    """A document of a question."""
+    if not isinstance(given, dict):
+        raise Refusal(Rule.FORM)
+    try:
+        return kind.from_json(given)
+    except DataError as error:
+        raise Refusal(Rule.FORM) from error
+
+
+def _by_column(summary: Mapping[str, Unknown]) -> dict[str, str]:
+    """What a summary says of each column, of any version of fedax."""
+    parts = [summary.get(part, {}) for part in ("facts", "counts", "alone", "reach")]
+    names = dict.fromkeys(itertools.chain.from_iterable(parts))
+    return {name: json.dumps([part.get(name) for part in parts], sort_keys=True) for name in names}
 
 
 # ---- the owner's decisions
