@@ -1174,9 +1174,7 @@ def test_a_node_that_does_not_answer(name, participation, hangs):
 def test_a_node_that_does_not_answer_in_the_second_exchange():
     """Mime in NumPy, all steps the same: the mean gradient is that of all, and the model moves by the others'."""
     gone = lambda number, head: head["kind"] == "exchange" and head["number"] == 1 and number == FIRST  # noqa: E731
-    result = run(
-        Mime(LR), Away(nodes(), gone, True), timeout=0.04, rounds=1, work=fedax.Steps(2), batch_size=None
-    )
+    result = run(Mime(LR), Away(nodes(), gone, True), timeout=0.04, rounds=1, work=fedax.Steps(2), batch_size=None)
     c = P @ np.array([gradient(i, X0) for i in range(N)])
     left = [1, 2, 4]
     updates = []

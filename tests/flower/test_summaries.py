@@ -108,7 +108,7 @@ def test_a_rare_class_and_a_small_table_are_told_to_nobody(tmp_path):
     small = node(tmp_path / "small", rows[:4])
     assert small(kind="summarize", label="ill") == {"error": f"{Rule.FEW_ROWS.text} (least = {LEAST})"}
     (tmp_path / "strict").mkdir()
-    strict = node(tmp_path / "strict", rows, policy={"sums": {"examples": 50}})
+    strict = node(tmp_path / "strict", rows, policy={"tables": {"rows": 50}})
     assert strict(kind="summarize", label="ill") == {"error": f"{Rule.FEW_ROWS.text} (least = 50)"}
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedax.data import FederatedData, Overview, Transform, summarize
-from fedax.data.summaries import LEAST
 from fedax.data.tables import TABLES, read_table, stem
 from fedax.engine.places.agreement import Made
 from fedax.engine.places.fleet import Fleet
@@ -81,7 +80,7 @@ def answering(
     site = lambda federation: Site(federation, make, state, names, held[0], rules, held[1], known)  # noqa: E731
     if table is None:
         return site(FederatedData.open(data)).answer
-    options = {"least": max(LEAST, rules.examples), **table}
+    options = {"least": rules.rows, **table}
     rows = read_rows(pathlib.Path(data), **options.pop("read"))
     say = functools.partial(print, flush=True)
     if how := rows.attrs.get("written"):

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedax.columns import PARTS
 from fedax.contract.types import Unknown
+from fedax.data.summaries import LEAST
 from fedax.engine.job import Job
 from fedax.engine.places.agreement import Agreement
 from fedax.engine.places.refusals import Refusal, Rule
@@ -60,6 +61,10 @@ colluding = 1
 # The largest share of this node in the weight of such a sum.
 share = 0.9
 
+[tables]
+# Every number of a table's summary, such as the count of a category, is of so many rows at least; 5 without this rule.
+rows = 5
+
 [figures]
 # The measures that may leave. They are means over this node's examples, and are not masked.
 columns = ["train_loss", "val_loss", "val_error", "val_accuracy", "test_loss", "test_error", "test_accuracy"]
@@ -98,6 +103,7 @@ class Policy:
         clients: of each sum that leaves no client has more than 1/clients of the weight, ≥ 1.
         examples: and no example more than 1/examples, ≥ 1.
         single: whether uploads and figures of single clients may leave.
+        rows: how many rows a number of a table's summary is of at least, ≥ 5.
         batch: the fewest examples in a local step, or all that a client has, ≥ 1.
         steps: the fewest local steps before an upload, ≥ 0.
         nodes: updates leave in secure sums only, over at least so many *other* nodes, ≥ 1; ``None``: also without.
@@ -143,6 +149,7 @@ class Policy:
     clients: int = 1
     examples: int = 1
     single: bool = True
+    rows: int = LEAST
     batch: int = 1
     steps: int = 0
     nodes: int | None = None
@@ -167,7 +174,7 @@ class Policy:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(_place(name), getattr(self, name), "give true or false")
         for count, low in (("rounds", 1), ("total", 1), ("daily", 1), ("clients", 1), ("examples", 1), ("batch", 1),
-                          ("steps", 0), ("nodes", 1), ("colluding", 0), ("bits", 1)):  # fmt: skip
+                          ("steps", 0), ("rows", LEAST), ("nodes", 1), ("colluding", 0), ("bits", 1)):  # fmt: skip
             if getattr(self, count) is not None:
                 check_count(_place(count), getattr(self, count), low)
         for name in ("noise", "bound", "clip", "update_noise", "epsilon"):
@@ -409,6 +416,7 @@ _SECTIONS = {
     "runs": {name: name for name in ("methods", "tasks", "split", "rounds")},
     "messages": {name: name for name in ("total", "daily")},
     "sums": {name: name for name in ("clients", "examples", "single")},
+    "tables": {"rows": "rows"},
     "work": {name: name for name in ("batch", "steps")},
     "secure": {name: name for name in ("nodes", "colluding", "share")},
     "figures": {name: name for name in ("columns", "noise", "bound", "unit", "bits")},
