@@ -96,8 +96,8 @@ class Agreement:
         if isinstance(self.weights, str):
             fine = fine and self.weights in ("sizes", "uniform")
         else:
-            fine = fine and len(self.weights) == n and all(isinstance(p, float) and p >= 0 for p in self.weights)
-            fine = fine and math.isfinite(total := math.fsum(self.weights)) and abs(total - 1) < 1e-6
+            fine = fine and len(self.weights) == n and all(isinstance(p, float) and 0 <= p <= 1 for p in self.weights)
+            fine = fine and abs(math.fsum(self.weights) - 1) < 1e-6
         fine = fine and isinstance(self.split, Mapping | None) and {*self.parts} <= {*PARTS}
         fine = fine and isinstance(self.program, str) and isinstance(self.versions, Mapping)
         if not fine or not (self.frozen is None or _is_digest(self.frozen)):

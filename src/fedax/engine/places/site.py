@@ -154,7 +154,7 @@ class Site:
                  "evaluate": self._evaluate, "forget": self._forget, "offer": self._offer, "agree": self._agree,
                  "unmask": self._unmask, "clients": self._clients, "alone": self._alone}  # fmt: skip
         try:
-            if (kind := message.head.get("kind")) not in kinds:
+            if (kind := str(message.head.get("kind"))) not in kinds:
                 raise Refusal(Rule.FORM)
             answer_ = kinds[kind](Received(message, to))
         except Repeated as error:  # the server may go on without this node's clients
@@ -213,10 +213,10 @@ class Site:
 
     def _run(self, digest: Unknown) -> SiteRun:
         """A run by the digest of its agreement."""
-        if digest not in self._runs:
-            agreement, mark, _ = self.store.agreement(str(digest))
+        if (digest := str(digest)) not in self._runs:
+            agreement, mark, _ = self.store.agreement(digest)
             self._keep(self._derive(agreement, mark))
-        run = self._runs[str(digest)]
+        run = self._runs[digest]
         if run.mark != self._data.mark:
             raise Refusal(Rule.CHANGED)
         return run
@@ -316,7 +316,7 @@ class Site:
         paced = job.pacing is not None
         work = received.number("work") if paced else 0
         version = work + 1 if paced else version_after(stage, index, number)
-        bases = received.numbers("base", version, len(rows))
+        bases, kept = received.numbers("base", version, len(rows)), received.kept(len(rows))
         self._count_round(run, stage, index)
         memory = [
             self.store.recall(run.digest, row, base, memory_form, run.row)
@@ -357,8 +357,7 @@ class Site:
             answer = Message({"to": received.to} | tally, packed(jax.tree.map(np.asarray, accepted)))
         for k, row in enumerate(rows):
             client_memory = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], results.memory)
-            keep = [bases[k], *received.kept(k, len(rows))]
-            self.store.remember(run.digest, row, version, keep, client_memory)
+            self.store.remember(run.digest, row, version, [bases[k], *kept[k]], client_memory)
         return answer
 
     def _run_clients(
