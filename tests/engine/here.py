@@ -16,9 +16,9 @@ import numpy as np
 import safetensors
 
 import fedax
+from fedax.engine.places.agreement import Made, digest_of_text
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import SEVERAL, Failure, Message, joined, parted
-from fedax.engine.places.agreement import Made, digest_of_text
 from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Site
 from fedax.engine.train import train
@@ -100,8 +100,9 @@ def sites(
     """
     return {
         7 + k: Site(
-            part_of(data, clients), lambda config: made or TOLD[config["told"]], tempfile.mkdtemp(), [str(i) for i in clients],
-            None if tests is None else tests[k], roster=None if known is None else known[k], **more,
+            part_of(data, clients), lambda config: made or TOLD[config["told"]], tempfile.mkdtemp(),
+            [str(i) for i in clients], None if tests is None else tests[k],
+            roster=None if known is None else known[k], **more,
         )
         for k, clients in enumerate(where)
     }  # fmt: skip

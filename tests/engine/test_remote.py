@@ -322,7 +322,7 @@ def test_an_answer_to_another_question(name):
             return answer
         return heads(to=digest_of_text([message.head | {name: None}]))(answer)
 
-    with pytest.raises(fedax.NodeError, match="^clients '2', '1': .*another question"):
+    with pytest.raises(fedax.NodeError, match=r"^clients '2', '1': .*another question"):
         run(FEDAVG, spy=spy, rounds=1)
 
 
@@ -394,6 +394,9 @@ def test_with_a_guard_the_server_looks_at_each_upload(value):
 def test_a_guard_that_stops_the_run():
     with pytest.warns(fedax.BadClientWarning):
         result = run(FEDAVG, spy=lying(np.nan), guard=fedax.Guard(stop=True))
+    assert (result.status, result.history["round"].tolist()) == ("failed", [0, 1])
+    with pytest.warns(fedax.BadClientWarning):  # in a round after which it would not be evaluated
+        result = run(FEDAVG, spy=lying(np.nan), guard=fedax.Guard(stop=True), evaluate_every=3)
     assert (result.status, result.history["round"].tolist()) == ("failed", [0, 1])
 
 
@@ -636,7 +639,7 @@ def test_another_program_in_the_middle_of_a_run():
         return answer
 
     at.spy = spy
-    with pytest.raises(fedax.NodeError, match="^clients '4': its code differs"):
+    with pytest.raises(fedax.NodeError, match=r"^clients '4': its code differs"):
         run(FEDAVG, at)
 
 
@@ -672,7 +675,7 @@ def test_what_an_owner_does_not_let_leave(columns, options, text):
         return spy(number, message, answer)
 
     at.spy = noting
-    with pytest.raises(fedax.NodeError, match="^clients '2', '1': it knows no such agreement"):
+    with pytest.raises(fedax.NodeError, match=r"^clients '2', '1': it knows no such agreement"):
         run(FEDAVG, at, **options)
     assert len(left) > 2 and not any(each.tensors for each in left)
 
@@ -707,7 +710,7 @@ def test_an_owner_allows_so_many_rounds():
     refused(text, FEDAVG, at, rounds=3)
     run(FEDAVG, Here(at.sites), rounds=2)
     at.spy = in_spite(SECOND)
-    with pytest.raises(fedax.NodeError, match="^clients '4': it knows no such agreement"):
+    with pytest.raises(fedax.NodeError, match=r"^clients '4': it knows no such agreement"):
         run(FEDAVG, at, rounds=1)
     assert sorted(rounds_of(at.sites[SECOND]).values()) == [2, 3]
 
@@ -1314,9 +1317,7 @@ def test_a_node_that_does_not_answer(name, participation, hangs):
 def test_a_node_that_does_not_answer_in_the_second_exchange():
     """Mime in NumPy, all steps the same: the mean gradient is that of all, and the model moves by the others'."""
     gone = lambda number, head: head["kind"] == "exchange" and head["exchange"] == 1 and number == FIRST  # noqa: E731
-    result = run(
-        Mime(LR), Away(nodes(), gone, True), timeout=0.04, rounds=1, work=fedax.Steps(2), batch_size=None
-    )
+    result = run(Mime(LR), Away(nodes(), gone, True), timeout=0.04, rounds=1, work=fedax.Steps(2), batch_size=None)
     c = P @ np.array([gradient(i, X0) for i in range(N)])
     left = [1, 2, 4]
     updates = []
@@ -1482,6 +1483,30 @@ def test_those_that_are_heard_are_evaluated():
     assert result.history["test_loss"][1] == pytest.approx(losses(v, some).mean(), rel=1e-5)
     assert result.history["test_loss"][0] == pytest.approx(losses(X0, fedax.FederatedData(TEST, [11])).mean(), rel=1e-5)
     assert result.history["train_loss"][0] == pytest.approx(objective(X0), rel=1e-5)
+
+
+@pytest.mark.parametrize("who", [{FIRST}, {FIRST, SECOND, THIRD}])
+@pytest.mark.usefixtures("apart")
+def test_another_model_of_a_round_is_not_evaluated(who):
+    """As where a run that was stopped goes on otherwise: nodes that were asked before are as those that are gone."""
+
+    class Asked(Each):
+        def deliver(self, number: int, message: Message, timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+            if number in who and message.head["kind"] == "evaluate" and message.head["round"] == 1:
+                list(super().deliver(number, each(lambda leaf: leaf + leaf.dtype.type(1))(message), timeout))
+            return super().deliver(number, message, timeout)
+
+    if len(who) == len(NODES):
+        with pytest.raises(fedax.NodeError, match=r"^clients .*: evaluation after round 1 of .*; begin a new run$"):
+            run(FEDAVG, Asked(nodes()), rounds=1)
+        return
+    result, there = run(FEDAVG, Asked(nodes()), rounds=2), [1, 2, 4]
+    share = P[there].sum()
+    assert result.history["heard"].tolist() == [1.0, pytest.approx(share), 1.0]
+    v = flat(run(FEDAVG, rounds=1).params)
+    mean = P[there] / share @ [losses(v, i=i).mean() for i in there]
+    assert result.history["train_loss"][1] == pytest.approx(mean, rel=1e-5)
+    assert flat(result.params).tolist() == flat(run(FEDAVG, rounds=2).params).tolist()
 
 
 # ---- the same as elsewhere
@@ -1679,7 +1704,7 @@ def test_figures_without_a_bound_do_not_leave():
         at = Here(nodes(NODES, *given))
         run(FEDAVG, at, task=task, data=given[0])
         at.sites[FIRST].policy = Policy(noise=10.0, bound=2.0)
-        text = rf"^clients '3', '0': .*figures.noise = 10.0\) is against these measures, .*without a bound.*\({names}\)"
+        text = rf"^clients '3', '0': .*figures.noise = 10.0\) is against these measures, .*without a bound.*\(.*{names}"
         refused(text, FEDAVG, at, task=task, data=given[0], seed=1)
 
 

@@ -210,14 +210,17 @@ class Remote(HostServer):
         messages = dict.fromkeys(range(len(self.fleet)), message)
         real = jax.ShapeDtypeStruct((), np.asarray(job.fed.weights).dtype)
         arrays: dict[int, dict[str, Tree]] = {}
+        why = f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}"
         forms = {"train": [real, job.x.tree] if job.grad_norm else [real]}
         held_form = self._held_out_form if parts else {}
         for which, answer in self._evaluate_and_prefetch(messages, state, index, model).items():
-            if answer is not None and "repeated" not in answer.head:
+            if answer is not None and "repeated" in answer.head:
+                why = f"clients {self.fleet.names(which)}: {answer.head['repeated']}; begin a new run"
+            elif answer is not None:
                 wanted = forms | {part: held_form for part in parts if part in self.fleet.held(which)}
                 arrays[which] = self._opened(which, answer, wanted)
         if not arrays:
-            raise NodeError(f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}")
+            raise NodeError(why)
         share = sum(float(census.weights[self.fleet.clients(which)].sum()) for which in arrays)
         heard_share = share if len(arrays) < len(self.fleet) else 1.0
         sums = [arrays[which]["train"] for which in sorted(arrays)]

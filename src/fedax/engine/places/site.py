@@ -28,7 +28,7 @@ from fedax.data.federated import FederatedData
 from fedax.engine import by_client
 from fedax.engine.checks import labels_of, pooled_of
 from fedax.engine.clients import ClientResult, SharedInputs, client_program, contribute
-from fedax.engine.devices import in_precision
+from fedax.engine.devices import Place, in_precision
 from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.loop import Clients, Tally, empty_place, stage_key
 from fedax.engine.places import masks
@@ -192,9 +192,8 @@ class Site:
         if agreement.digest not in self._runs:
             frozen = None
             if agreement.frozen is not None and received.message.tensors:
-                with in_precision(_precision(agreement)):
-                    form = self._described(agreement).task.frozen
-                frozen = unpacked(received.message.tensors, {"frozen": form}, "the message")["frozen"]
+                form = {"frozen": self._described(agreement).task.frozen}
+                frozen = unpacked(received.message.tensors, form, "the message")["frozen"]
                 if digest_of(frozen) != agreement.frozen:
                     raise Refusal(Rule.FROZEN)
             run = self._derive(agreement, self._data.mark, frozen)
@@ -238,10 +237,10 @@ class Site:
         if mark != self._data.mark:
             raise Refusal(Rule.CHANGED)
         self.policy.check_problem(agreement.config)
-        with in_precision(_precision(agreement)):
-            made = self._described(agreement)
-            if agreement.frozen is not None and frozen is None:
-                frozen = self.store.frozen(agreement.frozen, made.task.frozen)
+        made = self._described(agreement)
+        if agreement.frozen is not None and frozen is None:
+            frozen = self.store.frozen(agreement.frozen, made.task.frozen)
+        with in_precision(made.options.get("place", Place()).precision):
             run = run_of(self._data, agreement, made, frozen, self._runs.values(), self.policy.split)
         sizes = run.train.sizes.tolist()
         self.policy.check_run(agreement, run.job, sizes, run.single, run.measured)
@@ -462,7 +461,8 @@ class Site:
     def _evaluate(self, received: Received) -> Message:
         """Σ p_i F_i over the clients that are here, its gradient where asked, and figures of the held-out examples."""
         run = self._run(received.agreement)
-        if received.round not in (0, *run.job.stops):
+        early = run.job.plan.stops and received.round <= run.job.rounds  # where a guard ends the run
+        if received.round not in (0, *run.job.stops) and not early:
             raise Refusal(Rule.FORM)
         task = run.job.plan.task
         with in_precision(run.plan.precision):
@@ -612,11 +612,6 @@ class Site:
         if isinstance(digest, str) and digest in self._runs:
             more |= {"run": digest, "server": self.store.agreement(digest)[2]}
         write_line(self.store, message, answer, seconds, more)
-
-
-def _precision(agreement: Agreement) -> Unknown:
-    run = agreement.config.get("run")
-    return run.get("precision") if isinstance(run, dict) else None
 
 
 def whole_task(task: Task) -> Task:
