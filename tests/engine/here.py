@@ -16,9 +16,9 @@ import numpy as np
 import safetensors
 
 import fedax
+from fedax.engine.places.agreement import Made, digest_of_text
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import SEVERAL, Failure, Message, joined, parted
-from fedax.engine.places.agreement import Made
 from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Site
 from fedax.engine.train import train
@@ -59,7 +59,8 @@ class Here:
                 parts = [{"head": each.head, "arrays": {}} for each in there]
                 return Message({"kind": SEVERAL, "parts": parts}, b"spoiled")
         forgotten = message.head["kind"] == "forget" and not self.forgets
-        answer = Message({}) if forgotten else self.sites[number].answer(message)
+        kept = Message({"to": digest_of_text([message.head])})
+        answer = kept if forgotten else self.sites[number].answer(message)
         answer = Message(json.loads(json.dumps(answer.head)), answer.tensors)
         return answer if self.spy is None else self.spy(number, message, answer)
 
@@ -99,8 +100,9 @@ def sites(
     """
     return {
         7 + k: Site(
-            part_of(data, clients), lambda config: made or TOLD[config["told"]], tempfile.mkdtemp(), [str(i) for i in clients],
-            None if tests is None else tests[k], roster=None if known is None else known[k], **more,
+            part_of(data, clients), lambda config: made or TOLD[config["told"]], tempfile.mkdtemp(),
+            [str(i) for i in clients], None if tests is None else tests[k],
+            roster=None if known is None else known[k], **more,
         )
         for k, clients in enumerate(where)
     }  # fmt: skip
@@ -141,10 +143,10 @@ def memory_of(run: fedax.Run, here: Here) -> Any:
     """The memory of all clients, leaves [N, ...], from the folders of their sites."""
     rows: dict[int, Any] = {}
     for site in here.sites.values():
-        ready = [*site._runs.values()][-1]
+        ready = [each for each in site._runs.values() if each.agreement.run == run.memory[0, 0]][-1]
         for row, name in enumerate(site.names):
             version = int(run.memory[int(name), 1])
-            rows[int(name)] = site.store.recall(ready.digest, row, version, ready.row, ready.row)
+            rows[int(name)] = site.store.recall(ready.agreement.memory, row, version, ready.row, ready.row)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(rows[i] for i in sorted(rows)))
 
 

@@ -7,6 +7,7 @@ import tempfile
 import numpy as np
 import pandas
 import pytest
+from fedax.engine.places.questions import Problem
 
 import fedax
 from fedax.data import Plan, Summary, Transform, fit, from_csv, plan, summarize
@@ -15,7 +16,6 @@ from fedax.data.transform import Column, Label
 from fedax.engine.places import tables
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Failure, Message
-from fedax.engine.places.questions import Problem
 from fedax.engine.places.site import Site
 from fedax.engine.places.tables import Desk, agree, decide, reviews
 from fedax.errors import DataError, NodeError

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import scipy.stats
+from fedax.engine.places.questions import Problem
 
 import fedax
 from fedax.engine.places import answered, masks
@@ -21,7 +22,6 @@ from fedax.engine.places import fleet as fleets
 from fedax.engine.places.answered import Answered, Repeated
 from fedax.engine.places.nodes import Message
 from fedax.engine.places.policy import _SECTIONS, STRICT, Policy
-from fedax.engine.places.questions import Problem
 from fedax.engine.places.site import Site
 from fedax.engine.train import train
 

@@ -8,11 +8,10 @@ import fedax
 from fedax import programs
 from fedax.engine.identity import differences
 from fedax.engine.job import make_job
+from fedax.engine.places.agreement import Made
 from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.questions import Problem
 from fedax.engine.train import train
 from fedax.errors import CheckpointError, ConfigError, NodeError
-from fedax.wire.wire import Wire
 
 from .. import long, mostly_long
 from .here import Here, sites
@@ -164,7 +163,10 @@ def test_it_belongs_to_the_place_alone():
 
 
 def at_nodes(task, told, precision="float32"):
-    where = Here(sites(DATA, NODES, Problem(FEDAVG, task, Wire())))
+    place = lambda config: {"place": fedax.Place(precision=config.get("run", {}).get("precision"))}  # noqa: E731
+    where = Here(sites(DATA, NODES))
+    for site in where.sites.values():
+        site._make = lambda config: Made(FEDAVG, task, OPTIONS | place(config))
     problem = {} if told is None else {"run": {"precision": told}}
     return train(FEDAVG, task, Fleet(where), problem, place=fedax.Place(precision=precision), **OPTIONS)
 
@@ -173,7 +175,7 @@ def test_nodes_are_told(noted):
     task, seen = noted
     at_nodes(fedax.Task(task.init, task.loss, {}), "float32")
     assert seen == {"float32"}
-    with pytest.raises(NodeError, match="another program"):
+    with pytest.raises(NodeError, match="its code differs"):
         at_nodes(TASK, None)
     with pytest.raises(NodeError, match="half"):
         at_nodes(TASK, "half")

@@ -15,13 +15,14 @@ import safetensors.numpy
 pytest.importorskip("Crypto", reason="needs pip install 'fedax[flower]'")
 pytest.importorskip("cryptography", reason="needs pip install 'fedax[flower]'")
 
+from fedax.engine.places.questions import Problem
+
 import fedax
 from fedax.engine.places import fleet as fleets
 from fedax.engine.places import masks
 from fedax.engine.places.masks import Offer
 from fedax.engine.places.nodes import Failure, Message
 from fedax.engine.places.policy import Policy
-from fedax.engine.places.questions import Problem
 from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Site
 

@@ -15,7 +15,7 @@ import fedax
 from fedax.engine.places import fleet as fleet_module
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import SEVERAL, Failure, Message, heads_of, joined, packed, parted
-from fedax.engine.places.questions import Problem
+from fedax.engine.places.refusals import Refusal, Rule
 from fedax.engine.places.side_by_side import side_by_side
 from fedax.engine.places.site import Site
 from fedax.engine.train import train
@@ -46,11 +46,8 @@ class Counting(Here):
 
 
 def sites() -> dict[int, Site]:
-    """Sites that know all the methods by their names."""
-    result = here.sites(DATA, NODES, Problem(METHODS["fedavg"], TASK, here.wire_of()))
-    for site in result.values():
-        site._make = lambda request: Problem(METHODS[request["method"]], TASK, here.wire_of())
-    return result
+    """Sites that make what configurations describe."""
+    return here.sites(DATA, NODES)
 
 
 def trained(at: Here, runs: list[tuple[str, int]], timeout: float = 0.2, **options: object) -> list[fedax.Run]:
@@ -59,7 +56,8 @@ def trained(at: Here, runs: list[tuple[str, int]], timeout: float = 0.2, **optio
     fleet.census = fleet.census._replace(weights=DATA.weights)
 
     def work(there, name, seed):
-        return train(METHODS[name], TASK, fleet.by(there), {"method": name}, seed=seed, **(OPTIONS | options))
+        given, method = OPTIONS | options, METHODS[name]
+        return train(method, TASK, fleet.by(there), here.told(method, TASK, **given), seed=seed, **given)
 
     return side_by_side(at, [functools.partial(work, name=name, seed=seed) for name, seed in runs])
 
@@ -75,7 +73,7 @@ def test_each_run_is_as_it_is_alone_and_they_share_messages():
         assert result.history["train_loss"].tolist() == alone.history["train_loss"].tolist()
         assert flat(result.params).tolist() == flat(alone.params).tolist()
         assert len(at.messages) == len(one.messages)
-    # hello and check; an evaluation with each round's exchange; the last evaluation; and that the run is over
+    # hello and the agreement; an evaluation with each round's exchange; the last evaluation; and that the run is over
     assert len(at.messages) == len(NODES) * (2 + 3 + 1 + 1)
     kinds = [sorted(head["kind"] for head in heads) for _, heads in at.messages]
     assert kinds.count(["evaluate"] * 3 + ["exchange"] * 3) == len(NODES) * 3
@@ -88,7 +86,7 @@ def test_a_node_that_is_away_for_a_message_is_left_out_of_all_that_it_asked(monk
     monkeypatch.setattr(fleet_module, "_PAUSE", 10.0)
 
     def gone(number: int, message: Message) -> bool:
-        return number == 8 and any(head.get("index") == 1 and head["kind"] == "exchange" for head in heads_of(message))
+        return number == 8 and any(head.get("round") == 1 and head["kind"] == "exchange" for head in heads_of(message))
 
     for result in trained(Counting(sites(), gone), [("fedavg", 0), ("fedavg", 1)], timeout=0.5):
         assert result.left_out == {1: 1}
@@ -98,7 +96,7 @@ def test_a_node_that_is_away_for_a_message_is_left_out_of_all_that_it_asked(monk
 def test_what_one_fails_at_ends_all():
     at = sites()
     at[8].policy = type(at[8].policy)(rounds=1)
-    with pytest.raises(fedax.NodeError, match="its owner allows 1 rounds"):
+    with pytest.raises(fedax.NodeError, match=r"runs.rounds = 1\) is against more rounds"):
         trained(Counting(at), RUNS, rounds=2)
     assert not [thread for thread in threading.enumerate() if "_run" in thread.name]
 
@@ -136,7 +134,7 @@ def test_a_model_that_is_not_finite_is_sent_to_nobody(monkeypatch):
     at = Counting(sites())
     (result,) = trained(at, [("fedavg", 0)], rounds=9)
     assert result.status == "diverged"
-    requests = [head["index"] for _, heads in at.messages for head in heads if head["kind"] == "exchange"]
+    requests = [head["round"] for _, heads in at.messages for head in heads if head["kind"] == "exchange"]
     assert max(requests) == result.history["round"][-1] - 1
 
 
@@ -174,8 +172,10 @@ def test_a_site_refuses_parts_in_parts_in_parts():
     deep = Message({"kind": "hello"})
     for _ in range(4):
         deep = joined([deep, Message({"kind": "hello"})])
-    assert any("in parts, in parts" in str(head.get("error")) for head in heads_of(site.answer(deep)))
-    assert "error" in site.answer(Message({"kind": SEVERAL, "parts": 3})).head
+    refused = {"error": str(Refusal(Rule.FORM))}
+    heads = heads_of(site.answer(deep))
+    assert heads[0] == refused and all("names" in head for head in heads[1:])
+    assert site.answer(Message({"kind": SEVERAL, "parts": 3})).head == refused
 
 
 def arrays(message: Message) -> dict[str, list[float]]:

@@ -12,8 +12,8 @@ import pytest
 
 import fedax
 from fedax.contract.vector import tensor_name
+from fedax.engine.places.agreement import Made, digest_of
 from fedax.engine.places.nodes import packed
-from fedax.engine.places.questions import Problem
 from fedax.errors import ConfigError
 from fedax.tasks.trainable import LoRA, partial
 
@@ -165,8 +165,8 @@ def test_what_cannot_be_learned(trainable, message):
 def at_nodes(part, spy=None):
     """Nodes that make the part by themselves, of another model."""
     own = partial(TASK, part.rule, jax.tree.map(lambda leaf: leaf + 1, START))
-    problem = Problem(fedax.create("scaffold", lr=0.2), own, here.wire_of())
-    return here.Here(here.sites(DATA, [[0, 2], [1]], problem, [TEST, None]), spy)
+    made = Made(fedax.create("scaffold", lr=0.2), own, AT_NODES)
+    return here.Here(here.sites(DATA, [[0, 2], [1]], made, [TEST, None]), spy)
 
 
 AT_NODES = {"rounds": 3, "work": fedax.Steps(2)}
@@ -186,28 +186,43 @@ def test_nodes_are_sent_what_is_frozen_once(rule):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=LAST_BITS), run.params, alone.params)
     for column in ("train_loss", "test_loss", "test_accuracy", "bytes_down", "bytes_up"):
         np.testing.assert_allclose(run.history[column], alone.history[column], rtol=1e-5)
-    assert {kind for kind, frozen in came if frozen} == {"check"}
-    assert [frozen for kind, frozen in came if kind == "check"] == [True, True]  # each node once
+    assert {kind for kind, frozen in came if frozen} == {"agreement"}
+    assert [frozen for kind, frozen in came if kind == "agreement"] == [True, True]  # each node once
 
 
 def test_a_node_that_lost_what_is_frozen_says_so():
     part, method = partial(TASK, "1.*", START), fedax.create("scaffold", lr=0.2)
 
     def spy(number, message, answer):
-        if message.head["kind"] == "check":
+        if message.head["kind"] == "agreement":
             for site in transport.sites.values():
                 shutil.rmtree(site.folder / "frozen", ignore_errors=True)
-                site._ready.clear()
+                site._runs.clear()
         return answer
 
     transport = at_nodes(part, spy)
-    with pytest.raises(fedax.NodeError, match=r"frozen .* is not there: --resume sends"):
+    with pytest.raises(fedax.NodeError, match=r"frozen part .* is not there: --resume sends"):
         here.trained(method, part, DATA, transport, **AT_NODES)
-    site, *_ = at_nodes(part).sites.values()
-    with pytest.raises(fedax.NodeError, match=r"frozen .*not what the message says"):
-        site._keep_frozen({"problem": {}, "frozen": "0" * 32}, packed({"frozen": part.frozen}))
-    with pytest.raises(fedax.NodeError, match="is no digest"):
-        site._keep_frozen({"problem": {}, "frozen": "../../x"}, b"")
+
+
+@pytest.mark.parametrize("what", ["another", "other arrays", "none"])
+def test_a_frozen_part_that_is_not_that_of_the_agreement(what):
+    part, method, seen = partial(TASK, "1.*", START), fedax.create("scaffold", lr=0.2), []
+    here.trained(
+        method, part, DATA, at_nodes(part, lambda n, message, answer: seen.append(message) or answer), **AT_NODES
+    )
+    agreed = next(each for each in seen if each.head["kind"] == "agreement")
+    frozen = {
+        "another": packed({"frozen": jax.tree.map(lambda leaf: leaf + 1, part.frozen)}),
+        "other arrays": packed({"frozen": {"w": np.ones(3)}}),
+        "none": b"",
+    }[what]
+    (site, *_) = at_nodes(part).sites.values()
+    answer = site.answer(agreed._replace(tensors=frozen))
+    assert answer.head.keys() == {"error"} and ("frozen" in answer.head["error"])
+    assert not [*site.folder.glob("frozen/*")] and not [*site.folder.glob("agreements/*")]
+    assert "error" not in site.answer(agreed).head
+    assert [path.stem for path in site.folder.glob("frozen/*")] == [digest_of(part.frozen)]
 
 
 def test_a_task_that_nobody_has_any_more_is_not_kept():

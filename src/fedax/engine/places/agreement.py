@@ -99,8 +99,8 @@ class Agreement:
         if isinstance(self.weights, str):
             fine = fine and self.weights in ("sizes", "uniform")
         else:
-            fine = fine and len(self.weights) == n and all(isinstance(p, float) and p >= 0 for p in self.weights)
-            fine = fine and math.isfinite(total := math.fsum(self.weights)) and abs(total - 1) < 1e-6
+            fine = fine and len(self.weights) == n and all(isinstance(p, float) and 0 <= p <= 1 for p in self.weights)
+            fine = fine and abs(math.fsum(self.weights) - 1) < 1e-6
         fine = fine and isinstance(self.split, Mapping | None) and {*self.parts} <= {*PARTS}
         fine = fine and isinstance(self.program, str) and isinstance(self.versions, Mapping)
         if not fine or not (self.frozen is None or _is_digest(self.frozen)):
@@ -115,6 +115,11 @@ class Agreement:
     def digest(self) -> str:
         """By which questions name it."""
         return digest_of_text(self.text)
+
+    @property
+    def memory(self) -> str:
+        """The name of the clients' memory: the same where a run goes on with more rounds, by another agreement."""
+        return digest_of_text([self.run, self.program, self.names, self.split, self.frozen])
 
     @classmethod
     def of(cls, text: Unknown) -> "Agreement":

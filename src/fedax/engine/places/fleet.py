@@ -119,7 +119,7 @@ class Fleet:
         has shown a sign of life. ``timeout``: seconds, in the place of the fleet's own.
 
         Raises:
-            NodeError: a node answered that it cannot.
+            NodeError: a node answered that it cannot, or to another question.
         """
         start, pending = time.monotonic(), dict(messages)
         try:
@@ -138,7 +138,7 @@ class Fleet:
                     break
                 for number, answer in self.transport.ask(ready, remaining) if ready else ():
                     which = by_number[number]
-                    if (message := _received(f"clients {self.names(which)}", answer)) is not None:
+                    if (message := _received(f"clients {self.names(which)}", answer, pending[which])) is not None:
                         del pending[which]
                         yield which, message
                 if len(pending) == waiting:
@@ -155,7 +155,7 @@ class Fleet:
         A node has one message at a time. One that is gone is asked again when it is back, however long that takes.
 
         Raises:
-            NodeError: a node answered that it cannot.
+            NodeError: a node answered that it cannot, or to another question.
         """
         talk = self.transport.talk(_LONG)
         next(talk)
@@ -178,7 +178,7 @@ class Fleet:
             answers = []
             for number, answer in came:
                 which = by_number[number]
-                if (message := _received(f"clients {self.names(which)}", answer)) is None:
+                if (message := _received(f"clients {self.names(which)}", answer, pending[which])) is None:
                     away.add(which)
                 else:
                     del pending[which]
@@ -344,8 +344,12 @@ class Fleet:
         return node.number
 
 
-def _received(who: str, answer: Message | Failure) -> Message | None:
-    """An answer; ``None`` if the node is gone and may come back; raises an error that names ``who`` if it failed."""
+def _received(who: str, answer: Message | Failure, question: Message | None = None) -> Message | None:
+    """An answer; ``None`` if the node is gone and may come back.
+
+    Raises:
+        NodeError: it names ``who`` failed, or answered another question than this.
+    """
     if isinstance(answer, Failure):
         if not answer.gone:
             raise NodeError(f"{who}: {answer.text}")
@@ -353,6 +357,9 @@ def _received(who: str, answer: Message | Failure) -> Message | None:
     for head in heads_of(answer):
         if "error" in head:
             raise NodeError(f"{who}: {head['error']}")
+    to = [digest_of_text([head]) for head in heads_of(question)] if question is not None else []
+    if to and [head.get("to") for head in heads_of(answer)] != to:
+        raise NodeError(f"{who}: the answer is to another question")
     return answer
 
 

@@ -71,7 +71,6 @@ class _Came(NamedTuple):
     job: int
     time: float
     which: int
-    message: Message
     answer: Message
 
 
@@ -318,7 +317,7 @@ class Paced(Remote):
             self._silent.discard(which)
             if asked.job is not None:
                 self._last = max(self._time(), self._last + 1 / _TICKS)
-                self._inbox.append(_Came(asked.job, self._last, which, asked.message, answer))
+                self._inbox.append(_Came(asked.job, self._last, which, answer))
             elif self._evaluation_asked.get(which) is asked.message:  # not of one that was given up
                 self._evaluated[which] = answer
         return bool(came)
@@ -398,7 +397,7 @@ class Paced(Remote):
         self.index = version
         clients = self._alone(came.job)
         request = self._request(clients, self._newest.server)
-        arrays = self._read(came.which, came.answer, came.message, request, 1)
+        arrays = self._read(came.which, came.answer, request, 1)
         counts = self._plausible(arrays, 1) & arrays.get("accepted", True)
         form = self._form("exchanges", 0)
         layout = Layout.of(form.upload, form.first)

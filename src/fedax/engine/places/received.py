@@ -78,12 +78,14 @@ class Received:
             raise Refusal(Rule.FORM)
         return {int(key): of(each) for key, each in found.items()}
 
-    def kept(self, k: int, count: int) -> list[int]:
-        """The versions of the memory of the k-th client to which the server may return."""
+    def kept(self, count: int) -> list[list[int]]:
+        """The versions of the memory of each of the clients that are asked, to which the server may return."""
         found = self.told.get("keep", [[]] * count)
-        if not isinstance(found, list) or len(found) != count or not isinstance(found[k], list):
+        if not isinstance(found, list) or len(found) != count or not all(isinstance(each, list) for each in found):
             raise Refusal(Rule.FORM)
-        return [each for each in found[k] if type(each) is int]
+        if not all(type(version) is int for each in found for version in each):
+            raise Refusal(Rule.FORM)
+        return found
 
     @property
     def session(self) -> str:
@@ -121,9 +123,9 @@ def asked_of(run: SiteRun, received: Received) -> Asked:
         raise Refusal(Rule.COHORT)
     at = np.array([where[each] for each in ids])
     clients = cohort.alone(at[0]) if exchange.who == "one" else Clients(*(leaf[at] for leaf in cohort))
-    if out := told.get("out"):
+    if told.get("out"):
         left = np.isin(rows, received.numbers("out", len(run.ids)))
-        if job.hyper.wire.guard is None or not isinstance(out, list):
+        if job.hyper.wire.guard is None or received.exchange == 0:  # nobody has answered whom it could leave out
             raise Refusal(Rule.COHORT)
         clients = clients.only(~left)
     clients = clients._replace(offsets=offsets, sizes=sizes)

@@ -244,12 +244,15 @@ class Remote(HostServer):
             return (yield from self._secure_figures(messages, digest_of(model), forms))
         answers = yield messages
         arrays: dict[int, dict[str, Tree]] = {}
+        why = f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}"
         for which, answer in answers.items():
-            if answer is not None and "repeated" not in answer.head:
+            if answer is not None and "repeated" in answer.head:
+                why = f"clients {self.fleet.names(which)}: {answer.head['repeated']}; begin a new run"
+            elif answer is not None:
                 wanted = {part: form for part, form in forms.items() if part in ("train", *self.fleet.held(which))}
-                arrays[which] = self._opened(which, answer, messages[which], wanted)
+                arrays[which] = self._opened(which, answer, wanted)
         if not arrays:
-            raise NodeError(f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}")
+            raise NodeError(why)
         sums = [arrays[which]["train"] for which in sorted(arrays)]
         held = {}
         for part in forms.keys() - {"train"}:
@@ -440,7 +443,7 @@ class Remote(HostServer):
                 self._node_lost(which, None if answer is None else str(answer.head["repeated"]))
                 self._answered[cohort[positions]] = accepted[positions] = False
                 continue
-            arrays = self._read(which, answer, exchange_messages[which], request, len(positions))
+            arrays = self._read(which, answer, request, len(positions))
             self._versions[request.clients.ids[positions]] = self._version(request)
             accepted[positions] = arrays.get("accepted", True) & self._plausible(arrays, len(positions))
             if "total" in arrays and not accepted[positions].any():
@@ -548,7 +551,7 @@ class Remote(HostServer):
         }  # fmt: skip
         return Message(head, packed({"download": jax.tree.map(np.asarray, download)}))
 
-    def _read(self, which: int, answer: Message, message: Message, request: Request, size: int) -> dict[str, Tree]:
+    def _read(self, which: int, answer: Message, request: Request, size: int) -> dict[str, Tree]:
         """The arrays of a node's answer in an exchange."""
         wire, form = request.wire, self._form(request.stage, request.number)
         wanted: dict[str, Tree] = {}
@@ -561,7 +564,7 @@ class Remote(HostServer):
             wanted = {"uploads": uploads} if wire.gathers else {"total": total}
         if wire.guard is not None and not layout.messages:
             wanted["accepted"] = jax.ShapeDtypeStruct((size,), bool)
-        arrays = self._opened(which, answer, message, wanted)
+        arrays = self._opened(which, answer, wanted)
         self._count_done(which, answer.head)
         return arrays
 
@@ -572,12 +575,9 @@ class Remote(HostServer):
             raise NodeError(f"clients {self.fleet.names(which)}: the answer counts {tally!r} steps and gradients")
         self._done[1:] += tally
 
-    def _opened(self, which: int, answer: Message, message: Message, wanted: Mapping[str, Tree]) -> dict[str, Tree]:
-        """The arrays of an answer; raises if it does not belong to the message."""
-        answer_name = f"clients {self.fleet.names(which)}: the answer"
-        if answer.head.get("to") != digest_of_text([message.head]):
-            raise NodeError(f"{answer_name} is to another question")
-        return unpacked(answer.tensors, wanted, answer_name)
+    def _opened(self, which: int, answer: Message, wanted: Mapping[str, Tree]) -> dict[str, Tree]:
+        """The arrays of an answer."""
+        return unpacked(answer.tensors, wanted, f"clients {self.fleet.names(which)}: the answer")
 
     def _plausible(self, arrays: dict[str, Tree], size: int) -> np.ndarray:
         """[size] whether uploads, or their sum, are within the guard's limits, whatever the node says of them."""

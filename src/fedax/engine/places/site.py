@@ -28,7 +28,7 @@ from fedax.data.federated import FederatedData
 from fedax.engine import by_client
 from fedax.engine.checks import labels_of, pooled_of
 from fedax.engine.clients import ClientResult, SharedInputs, client_program, contribute
-from fedax.engine.devices import in_precision
+from fedax.engine.devices import Place, in_precision
 from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.loop import Clients, Tally, empty_place, stage_key
 from fedax.engine.places import masks
@@ -158,7 +158,7 @@ class Site:
                  "evaluate": self._evaluate, "forget": self._forget, "offer": self._offer, "agree": self._agree,
                  "unmask": self._unmask, "clients": self._clients, "alone": self._alone}  # fmt: skip
         try:
-            if (kind := message.head.get("kind")) not in kinds:
+            if (kind := str(message.head.get("kind"))) not in kinds:
                 raise Refusal(Rule.FORM)
             answer_ = kinds[kind](Received(message, to))
         except Repeated as error:  # the server may go on without this node's clients
@@ -196,9 +196,8 @@ class Site:
         if agreement.digest not in self._runs:
             frozen = None
             if agreement.frozen is not None and received.message.tensors:
-                with in_precision(_precision(agreement)):
-                    form = self._described(agreement).task.frozen
-                frozen = unpacked(received.message.tensors, {"frozen": form}, "the message")["frozen"]
+                form = {"frozen": self._described(agreement).task.frozen}
+                frozen = unpacked(received.message.tensors, form, "the message")["frozen"]
                 if digest_of(frozen) != agreement.frozen:
                     raise Refusal(Rule.FROZEN)
             run = self._derive(agreement, self._data.mark, frozen)
@@ -217,10 +216,10 @@ class Site:
 
     def _run(self, digest: Unknown) -> SiteRun:
         """A run by the digest of its agreement."""
-        if digest not in self._runs:
-            agreement, mark, _ = self.store.agreement(str(digest))
+        if (digest := str(digest)) not in self._runs:
+            agreement, mark, _ = self.store.agreement(digest)
             self._keep(self._derive(agreement, mark))
-        run = self._runs[str(digest)]
+        run = self._runs[digest]
         if run.mark != self._data.mark:
             raise Refusal(Rule.CHANGED)
         return run
@@ -242,13 +241,13 @@ class Site:
         if mark != self._data.mark:
             raise Refusal(Rule.CHANGED)
         self.policy.check_problem(agreement.config)
-        with in_precision(_precision(agreement)):
-            made = self._described(agreement)
-            rounds, most = made.options.get("rounds", 0), self.policy.rounds or _MOST_ROUNDS
-            if rounds > most:
-                raise Refusal(Rule.ROUNDS, most)
-            if agreement.frozen is not None and frozen is None:
-                frozen = self.store.frozen(agreement.frozen, made.task.frozen)
+        made = self._described(agreement)
+        rounds, most = made.options.get("rounds", 0), self.policy.rounds or _MOST_ROUNDS
+        if rounds > most:
+            raise Refusal(Rule.ROUNDS, most)
+        if agreement.frozen is not None and frozen is None:
+            frozen = self.store.frozen(agreement.frozen, made.task.frozen)
+        with in_precision(made.options.get("place", Place()).precision):
             run = run_of(self._data, agreement, made, frozen, self._runs.values(), self.policy.split)
         sizes = run.train.sizes.tolist()
         self.policy.check_run(agreement, run.job, sizes, run.single, run.measured)
@@ -258,7 +257,8 @@ class Site:
 
     def _forget(self, received: Received) -> Message:
         """Delete the memory of a run that is over."""
-        self.store.forget(str(received.message.head.get("agreement")))
+        agreement, _, _ = self.store.agreement(str(received.agreement))
+        self.store.forget(agreement.memory)
         return Message({"to": received.to})
 
     # ---- an exchange
@@ -321,10 +321,10 @@ class Site:
         paced = job.pacing is not None
         work = received.number("work") if paced else 0
         version = work + 1 if paced else version_after(stage, index, number)
-        bases = received.numbers("base", version, len(rows))
+        bases, kept = received.numbers("base", version, len(rows)), received.kept(len(rows))
         self._count_round(run, stage, index)
         memory = [
-            self.store.recall(run.digest, row, base, memory_form, run.row)
+            self.store.recall(run.agreement.memory, row, base, memory_form, run.row)
             for row, base in zip(rows, bases, strict=True)
         ]
         # Messages are not decoded here: only the server knows all clients.
@@ -362,8 +362,7 @@ class Site:
             answer = Message({"to": received.to} | tally, packed(jax.tree.map(np.asarray, accepted)))
         for k, row in enumerate(rows):
             client_memory = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], results.memory)
-            keep = [bases[k], *received.kept(k, len(rows))]
-            self.store.remember(run.digest, row, version, keep, client_memory)
+            self.store.remember(run.agreement.memory, row, version, [bases[k], *kept[k]], client_memory)
         return answer
 
     def _run_clients(
@@ -468,7 +467,10 @@ class Site:
     def _evaluate(self, received: Received) -> Message:
         """Σ p_i F_i over the clients that are here, its gradient where asked, and figures of the held-out examples."""
         run = self._run(received.agreement)
-        if received.stage != EVALUATION or received.exchange or received.round not in (0, *run.job.stops):
+        early = run.job.plan.stops and received.round <= run.job.rounds  # where a guard ends the run
+        if received.stage != EVALUATION or received.exchange:
+            raise Refusal(Rule.FORM)
+        if received.round not in (0, *run.job.stops) and not early:
             raise Refusal(Rule.FORM)
         if run.job.hyper.wire.secure is None:
             return self._evaluated(run, received)
@@ -511,6 +513,8 @@ class Site:
                 self._data.about_split(run.agreement), sealed,
             )  # fmt: skip
             name = f"evaluation after round {received.round} of run {run.digest}"
+            if run.job.pacing is not None:  # whose steps come out anew after a stop
+                name = f"evaluation {digest} after round {received.round} of run {run.digest}"
             if mask is not None:
                 self._sums = dict(list(self._sums.items())[1 - _SUMS :]) | {received.session: (name, digest)}
             return self._leave(Question(name, self._content(name, digest), digest, received.to), result)
@@ -642,11 +646,6 @@ class Site:
         if isinstance(digest, str) and digest in self._runs:
             more |= {"run": digest, "server": self.store.agreement(digest)[2]}
         write_line(self.store, message, answer, seconds, more)
-
-
-def _precision(agreement: Agreement) -> Unknown:
-    run = agreement.config.get("run")
-    return run.get("precision") if isinstance(run, dict) else None
 
 
 def _clipped(values: np.ndarray, most: float) -> np.ndarray:

@@ -136,7 +136,7 @@ class Store:
 
     def forget(self, run: str) -> None:
         """Delete the memory of a run that is over."""
-        shutil.rmtree(self.folder / "memory" / self._agreement_path(run).stem, ignore_errors=True)
+        shutil.rmtree(self.folder / "memory" / run, ignore_errors=True)
 
     def _path(self, run: str, row: int, version: int) -> pathlib.Path:
         return self.folder / "memory" / run / f"{row}-{version}.safetensors"

@@ -15,7 +15,7 @@ from fedax.errors import NodeError
 
 NodeMessages = dict[int, Message]  # by node
 NodeAnswers = dict[int, Message | None]  # by node; None of one that does not answer in time
-Opened = Callable[[int, Message, Message, Mapping[str, Tree]], dict[str, Tree]]
+Opened = Callable[[int, Message, Mapping[str, Tree]], dict[str, Tree]]
 
 
 class SecureSums:
@@ -25,7 +25,7 @@ class SecureSums:
         fleet: the nodes.
         keys: their signed keys.
         threshold: as of :class:`fedax.SecureSum`.
-        opened: gives the arrays of a node's answer to a message, after a check of their forms.
+        opened: gives the arrays of a node's answer, after a check of their forms.
     """
 
     def __init__(self, fleet: Fleet, keys: Mapping[int, masks.Key], threshold: int | None, opened: Opened):
@@ -102,7 +102,7 @@ class SecureSums:
                 lost(which, str(answer.head["repeated"]))
                 raise Repeated(str(answer.head["repeated"]))
         return {
-            which: (answer.head, self._opened(which, answer, messages[which], wanted))
+            which: (answer.head, self._opened(which, answer, wanted))
             for which, answer in answers.items()
             if answer is not None and answer.head.get("lost") is not True
         }
