@@ -76,17 +76,17 @@ def worker(command):
     return found[0] if found else None
 
 
-@pytest.mark.parametrize("where", [["--on", "processes:2"], ["--jobs", "1"]])
-def test_a_study_ends_alike_when_a_worker_is_killed(started, tmp_path, where):
+def test_a_study_ends_alike_when_a_worker_is_killed(started, tmp_path):
     start, _ = started
     assert start("study", "study.toml", "--out", "whole").wait(300) == 0
-    disturbed = start("study", "study.toml", "--out", "out", *where)
-    rows = (tmp_path / "out" / "jobs").glob
-    wait_for(lambda: any(path.stat().st_size for path in rows("*/run/metrics.jsonl")))
-    os.kill(worker(disturbed), signal.SIGKILL)
-    assert disturbed.wait(300) == 0, (tmp_path / "output.txt").read_text()
-    assert lines_of(tmp_path / "out") == lines_of(tmp_path / "whole")
-    assert len(lines_of(tmp_path / "out")) == 6
+    for out, *where in (("out", "--on", "processes:2"), ("alone", "--jobs", "1")):
+        disturbed = start("study", "study.toml", "--out", out, *where)
+        rows = (tmp_path / out / "jobs").glob
+        wait_for(lambda rows=rows: any(path.stat().st_size for path in rows("*/run/metrics.jsonl")))
+        os.kill(worker(disturbed), signal.SIGKILL)
+        assert disturbed.wait(300) == 0, (tmp_path / "output.txt").read_text()
+        assert lines_of(tmp_path / out) == lines_of(tmp_path / "whole")
+        assert len(lines_of(tmp_path / out)) == 6
 
 
 def test_a_job_that_loses_three_workers_is_named(started, tmp_path):
@@ -115,10 +115,11 @@ def test_workers_end_within_three_seconds_of_a_command_that_is_killed(started, t
     if arguments[0] == "deploy":
         pytest.importorskip("flwr", reason="needs fedax[flower]")
     start, known = started
-    for pause in (0.0, 6.0):
-        command = start(*arguments, "--out", f"out{pause}")
+    for out in ("importing", "working"):
+        command = start(*arguments, "--out", out)
         wait_for(lambda command=command: len(descendants(command.pid)) >= processes)
-        time.sleep(pause)
+        if out == "working":
+            wait_for(lambda: any(path.stat().st_size for path in (tmp_path / out).rglob("metrics.jsonl")))  # noqa: B023
         known += (workers := descendants(command.pid))
         assert len(workers) >= processes, (tmp_path / "output.txt").read_text()
         command.kill()
