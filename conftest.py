@@ -38,9 +38,9 @@ MARKED = {
     "tasks": ("tests/tasks/", "tests/engine/test_saved.py", "tests/engine/test_trainable.py"),
     "hostile": ("tests/test_hostile.py", "tests/flower/test_attacks.py", "tests/wire/test_bad_clients.py"),
     "cluster": (
-        "tests/engine/test_memory.py", "tests/engine/test_mesh.py", "tests/engine/test_peak.py",
-        "tests/engine/test_precision.py", "tests/engine/test_processes.py", "tests/experiments/test_cluster.py",
-        "tests/flower/test_ray.py",
+        "tests/engine/test_machines.py", "tests/engine/test_memory.py", "tests/engine/test_mesh.py",
+        "tests/engine/test_peak.py", "tests/engine/test_precision.py", "tests/engine/test_processes.py",
+        "tests/experiments/test_cluster.py", "tests/flower/test_ray.py",
     ),
 }  # fmt: skip
 SMOKE = (

@@ -76,17 +76,17 @@ def worker(command):
     return found[0] if found else None
 
 
-@pytest.mark.parametrize("where", [["--on", "processes:2"], ["--jobs", "1"]])
-def test_a_study_ends_alike_when_a_worker_is_killed(started, tmp_path, where):
+def test_a_study_ends_alike_when_a_worker_is_killed(started, tmp_path):
     start, _ = started
     assert start("study", "study.toml", "--out", "whole").wait(300) == 0
-    disturbed = start("study", "study.toml", "--out", "out", *where)
-    rows = (tmp_path / "out" / "jobs").glob
-    wait_for(lambda: any(path.stat().st_size for path in rows("*/run/metrics.jsonl")))
-    os.kill(worker(disturbed), signal.SIGKILL)
-    assert disturbed.wait(300) == 0, (tmp_path / "output.txt").read_text()
-    assert lines_of(tmp_path / "out") == lines_of(tmp_path / "whole")
-    assert len(lines_of(tmp_path / "out")) == 6
+    for out, *where in (("out", "--on", "processes:2"), ("alone", "--jobs", "1")):
+        disturbed = start("study", "study.toml", "--out", out, *where)
+        rows = (tmp_path / out / "jobs").glob
+        wait_for(lambda rows=rows: any(path.stat().st_size for path in rows("*/run/metrics.jsonl")))
+        os.kill(worker(disturbed), signal.SIGKILL)
+        assert disturbed.wait(300) == 0, (tmp_path / "output.txt").read_text()
+        assert lines_of(tmp_path / out) == lines_of(tmp_path / "whole")
+        assert len(lines_of(tmp_path / out)) == 6
 
 
 def test_a_job_that_loses_three_workers_is_named(started, tmp_path):
