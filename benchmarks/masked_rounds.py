@@ -22,18 +22,18 @@ from typing import Any
 import numpy as np
 
 import fedax
+from fedax.engine.places.agreement import Made
 from fedax.engine.places.answered import Answered
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message
 from fedax.engine.places.policy import STRICT, Policy
-from fedax.engine.places.questions import Problem
 from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Site
 from fedax.engine.train import train
 from fedax.flower.certificates import make_node_key
-from fedax.wire.wire import Wire
 
 CLASSES, EXAMPLES, ROUNDS = 10, 200, 10
+OPTIONS = {"rounds": ROUNDS, "work": fedax.Steps(5), "batch_size": 20}
 
 
 class Here:
@@ -99,17 +99,17 @@ def main() -> None:
         bytes_, parts = dict[str, tuple[int, int]](), dict[str, dict[str, float]]()
         for repeat in range(given.repeats + 1):
             for kind, (secure, policy) in kinds.items():
-                problem = Problem(method, task, Wire(secure=secure))
+                run = Made(method, task, OPTIONS | ({"secure": secure} if secure else {}))
                 made = {
                     k: Site(
-                        fedax.FederatedData.from_clients([data.client(k)]), lambda _, problem=problem: problem,
+                        fedax.FederatedData.from_clients([data.client(k)]), lambda _, run=run: run,
                         tempfile.mkdtemp(dir=folder), [str(k)], policy=policy, roster=Roster(folder, folder / f"n{k}"),
                     )
                     for k in range(number)
                 }  # fmt: skip
                 began = time.perf_counter()
                 spent.update(rules=0.0, record=0.0)
-                marks = _marks(Here(made), method, task, secure)
+                marks = _marks(Here(made), run)
                 parts[kind] = {part: each / (time.perf_counter() - began) for part, each in spent.items()}
                 if repeat:  # the first compiles
                     seconds.setdefault(kind, []).append((marks[-1][0] - marks[1][0]) / (ROUNDS - 1))
@@ -123,13 +123,12 @@ def main() -> None:
             sys.stdout.flush()
 
 
-def _marks(at: Here, method: Any, task: Any, secure: Any) -> list[tuple[float, int, int]]:
+def _marks(at: Here, run: Made) -> list[tuple[float, int, int]]:
     """After each round the time, and the bytes so far."""
     marks: list[tuple[float, int, int]] = []
     train(
-        method, task, Fleet(at, timeout=60.0), {}, rounds=ROUNDS, work=fedax.Steps(5), batch_size=20,
+        run.method, run.task, Fleet(at, timeout=60.0), {}, **run.options,
         callback=lambda row: marks.append((time.perf_counter(), at.sent, at.received)),
-        **({"secure": secure} if secure else {}),
     )  # fmt: skip
     return marks
 

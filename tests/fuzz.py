@@ -1157,16 +1157,20 @@ def message_of_bytes(content: bytes) -> Any:
 @functools.cache
 def conversation() -> tuple[Any, list[tuple[int, Any, Any]]]:
     """Sites of two nodes, and the messages and answers of a run of SCAFFOLD: [(node, message, answer)]."""
-    import fedax
-    from fedax.engine.places.questions import Problem
     from tests.engine import here
 
     exchanges: list[tuple[int, Any, Any]] = []
-    data = fedax.data.quadratics(clients=3, dimension=2)
-    problem = Problem(fedax.create("scaffold", lr=0.1), fedax.tasks.quadratic(2), here.wire_of())
-    at = here.Here(here.sites(data, [[0, 2], [1]], problem), lambda *each: exchanges.append(each) or each[2])
-    here.trained(problem.method, problem.task, data, at, rounds=2, evaluate_every=1)
+    at = here.Here(here.sites(problem()[2], [[0, 2], [1]]), lambda *each: exchanges.append(each) or each[2])
+    here.trained(*problem(), at, rounds=2, evaluate_every=1)
     return at, exchanges
+
+
+@functools.cache
+def problem() -> tuple[Any, Any, Any]:
+    """The method, the task and the data of :func:`conversation`."""
+    import fedax
+
+    return fedax.create("scaffold", lr=0.1), fedax.tasks.quadratic(2), fedax.data.quadratics(clients=3, dimension=2)
 
 
 def requests() -> list[bytes]:
@@ -1233,12 +1237,9 @@ def read_answer(folder: Path, content: bytes) -> Any:
         same = [name for name in good.head if name in message.head and message.head[name] == recorded.get(name)]
         return message._replace(head=message.head | {name: good.head[name] for name in same})
 
-    site = next(iter(at.sites.values()))
-    problem = site._make({})
-    data = fedax.data.quadratics(clients=3, dimension=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedax.DivergedWarning)  # a node that sends NaN, without a guard
-        run = here.trained(problem.method, problem.task, data, here.Here(at.sites, spy), rounds=2, evaluate_every=1)
+        run = here.trained(*problem(), here.Here(at.sites, spy), rounds=2, evaluate_every=1)
     assert all(np.isfinite(run.history[name]).all() for name in ("clients", "gradients", "bytes_up"))
 
 
@@ -1439,7 +1440,9 @@ def main(name: str, number: int, most: float = math.inf) -> None:
         "fedax.flower.status",
         "fedax.flower.status_page",
         "fedax.engine.places.site",
-        "fedax.engine.places.questions",
+        "fedax.engine.places.agreement",
+        "fedax.engine.places.received",
+        "fedax.engine.places.store",
     ]
     watched += ["fedax.engine.places.remote", "fedax.engine.places.tables", "fedax.data.federated"]
     watched += ["fedax.experiments.sweeps", "fedax.experiments.diagnosis", "fedax.engine.checkpoint"]

@@ -7,20 +7,20 @@ import tempfile
 import numpy as np
 import pandas
 import pytest
-from fedax.engine.places.questions import Problem
 
 import fedax
 from fedax.data import Plan, Summary, Transform, fit, from_csv, plan, summarize
 from fedax.data.summaries import Planned
 from fedax.data.transform import Column, Label
 from fedax.engine.places import tables
+from fedax.engine.places.agreement import Made
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Failure, Message
 from fedax.engine.places.site import Site
 from fedax.engine.places.tables import Desk, agree, decide, reviews
 from fedax.errors import DataError, NodeError
 
-from .here import Here, wire_of
+from .here import Here
 
 ROWS = {
     "hospital-7": "patient,age,ward,ill\nAnna A.,40,A,no\nBert B.,61,A,yes\nCarl C.,,B,no\nDora D.,52,B,no\n"
@@ -48,8 +48,8 @@ def folder(tmp_path):
     return folder_of(tmp_path)
 
 
-def problem(config):
-    return Problem(fedax.create("fedavg", lr=0.1), fedax.tasks.softmax_regression(4, 2), wire_of())
+def made(config):
+    return Made(fedax.create("fedavg", lr=0.1), fedax.tasks.softmax_regression(4, 2), {"rounds": 1})
 
 
 def digest_of(desk):
@@ -74,7 +74,7 @@ class Desks:
             desk._site.close()
         path = self.folder / f"{desk.name}.csv" if path is None else path
         state = self.state / path.stem
-        make = lambda data: Site(data, problem, state / "site", [path.stem])  # noqa: E731
+        make = lambda data: Site(data, made, state / "site", [path.stem])  # noqa: E731
         rows = pandas.read_csv(path).drop(columns=list(self.drop))
         self.desks[number] = Desk(rows, path.stem, state, make, say=self.said.append, **self.options)
 
@@ -165,7 +165,7 @@ def test_after_a_restart_the_transform_is_there_and_another_label_replaces_it(fo
     (folder / "hospital-7.csv").write_text(five("age,ill\n40,no\n50,yes\n"))
     desks.again(101)
     assert any("does not fit the table" in line for line in desks.said)
-    answer = desks.desks[101].answer(Message({"kind": "check"}))
+    answer = desks.desks[101].answer(Message({"kind": "agreement"}))
     assert "does not fit its table: fedax deploy" in answer.head["error"]
 
 
@@ -253,7 +253,7 @@ def test_one_class_everywhere_is_an_error_and_rows_without_a_label_may_be_left_o
 def test_a_folder_of_arrays_and_another_version_are_named(folder, tmp_path):
     desks = Desks(folder, tmp_path)
     arrays = fedax.FederatedData.from_clients({"arrays": {"x": np.zeros((2, 1)), "y": np.zeros(2, int)}})
-    desks.desks[102] = Site(arrays, problem, tempfile.mkdtemp(), ["arrays"])
+    desks.desks[102] = Site(arrays, made, tempfile.mkdtemp(), ["arrays"])
     with pytest.raises(NodeError, match=r"client 'arrays': .*arrays.*--data TABLE"):
         desks.agree()
     del desks.desks[102]

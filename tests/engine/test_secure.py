@@ -15,11 +15,11 @@ import safetensors.numpy
 pytest.importorskip("Crypto", reason="needs pip install 'fedax[flower]'")
 pytest.importorskip("cryptography", reason="needs pip install 'fedax[flower]'")
 
-from fedax.engine.places.questions import Problem
 
 import fedax
 from fedax.engine.places import fleet as fleets
 from fedax.engine.places import masks
+from fedax.engine.places.agreement import Agreement, digest_of_text
 from fedax.engine.places.masks import Offer
 from fedax.engine.places.nodes import Failure, Message
 from fedax.engine.places.policy import Policy
@@ -45,19 +45,18 @@ def _soon(monkeypatch):
 # ---- whole runs
 
 
-def sites(method: Any = FEDAVG, secure: Any = SECURE, where: Any = NODES) -> dict[int, Site]:
-    made = Problem(method, TASK, here.wire_of(secure=secure))
-    return here.sites(DATA, where, made, known=here.rosters(len(where)), policy=Policy(colluding=0))
+def sites(where: Any = NODES) -> dict[int, Site]:
+    return here.sites(DATA, where, known=here.rosters(len(where)), policy=Policy(colluding=0))
 
 
 def restarted(old: Site) -> Site:
     return Site(old.data, old._make, old.folder, old.names, policy=old.policy, roster=old._roster)
 
 
-def run(method: Any = FEDAVG, transport: Any = None, spy: Any = None, **options: Any) -> fedax.Run:
+def run(method: Any = FEDAVG, transport: Any = None, spy: Any = None, data: Any = DATA, **options: Any) -> fedax.Run:
     options = OPTIONS | {"secure": SECURE} | options
-    at = transport or Here(sites(method, options["secure"]), spy)
-    run = here.trained(method, TASK, DATA, at, **options)
+    at = transport or Here(sites(), spy)
+    run = here.trained(method, TASK, data, at, **options)
     run.at = at
     return run
 
@@ -110,8 +109,9 @@ def test_a_method_with_two_exchanges_and_a_listening_one():
         method, watch = fedax.create(name, lr=0.05), Watch()
         result, expected = run(method, spy=watch), simulated(method)
         np.testing.assert_allclose(result.params, expected.params, rtol=LAST_BITS, atol=LAST_BITS)
-        heard = [message.head["heard"] for _, message, _ in watch.of("exchange")]
-        assert len(watch.of("unmask")) == sum(heard) > 0
+        left = [list(safetensors.numpy.load(answer.tensors)) for _, _, answer in watch.of("exchange") if answer.tensors]
+        assert len(watch.of("unmask")) == len(left) > 0 and all(names == ["['masked']"] for names in left)
+        assert (len(left) < len(watch.of("exchange"))) == (name == "vrl-sgd")
 
 
 def test_cohorts():
@@ -131,7 +131,7 @@ def gone(kind: str, number: int, index: int = 1) -> Callable[[int, Message, Any]
     def spy(n: int, message: Message, answer: Any) -> Any:
         head = message.head
         late = head["kind"] in steps and steps.index(head["kind"]) >= steps.index(kind)
-        return Failure("no answer", True) if late and n == number and head["index"] == index else answer
+        return Failure("no answer", True) if late and n == number and head["round"] == index else answer
 
     return spy
 
@@ -168,10 +168,10 @@ def test_two_of_three_nodes_are_gone():
 @pytest.mark.parametrize("kind", ["offer", "exchange"])
 def test_a_node_that_is_started_again(kind):
     """Its secrets are gone, and it is left out of that exchange; it is there in the next round, and after a resume."""
-    at = Here(sites(Tells(), TWO))
+    at = Here(sites())
 
     def spy(n: int, message: Message, answer: Any) -> Any:
-        if (n, message.head["kind"], message.head.get("index")) == (SECOND, kind, 0):
+        if (n, message.head["kind"], message.head.get("round")) == (SECOND, kind, 0):
             old = at.sites[SECOND]
             old.close()
             at.sites[SECOND] = restarted(old)
@@ -193,7 +193,7 @@ def test_one_node_is_refused():
 def test_a_message_that_is_repeated():
     """The same answer, which is not computed anew; a changed one is refused, for two sums under one mask tell."""
     watch = Watch()
-    at = Here(sites(Tells()), watch)
+    at = Here(sites(), watch)
     run(Tells(), at)
     site = at.sites[FIRST]
     last = {kind: [each for each in watch.of(kind) if each[0] == FIRST][-1] for kind in ("offer", "agree", "unmask")}
@@ -204,15 +204,15 @@ def test_a_message_that_is_repeated():
         if n != FIRST or message.head["kind"] != "exchange":
             return answer
         assert at.sites[FIRST].answer(message) == answer
-        other = Message(message.head | {"keep": 7}, message.tensors)
+        other = with_told(message, keep=[[7]] * len(message.head["told"]["rows"]))
         assert "in another message" in at.sites[FIRST].answer(other).head["error"]
         return answer
 
-    at = Here(sites(Tells()), twice)
+    at = Here(sites(), twice)
     assert bits(run(Tells(), at)) == bits(plain())
     # The mask is gone with the shares: there is nothing to answer any more.
-    changed = last["agree"][1].head | {"survivors": [0, 1]}
-    assert "over another set of nodes" in site.answer(Message(changed)).head["error"]
+    changed = with_told(last["agree"][1], survivors=[0, 1])
+    assert "over another set of nodes" in site.answer(changed).head["error"]
 
 
 def test_no_plain_sum_leaves_a_node():
@@ -221,14 +221,14 @@ def test_no_plain_sum_leaves_a_node():
 
     def spy(n: int, message: Message, answer: Any) -> Any:
         if message.head["kind"] == "exchange" and n == FIRST:
-            bare = {name: value for name, value in message.head.items() if name != "secure"}
-            seen.append(at.sites[THIRD].answer(Message(bare | {"mark": at.sites[THIRD].mark}, message.tensors)))
+            for names in (("offers", "session"), ("offers",)):
+                bare = {name: value for name, value in message.head["told"].items() if name not in names}
+                seen.append(at.sites[FIRST].answer(Message(message.head | {"told": bare}, message.tensors)))
         return answer
 
     at = Here(sites(), spy)
-    with pytest.raises(fedax.NodeError):
-        run(transport=at)
-    assert seen and all("error" in each.head and not each.tensors for each in seen)
+    assert bits(run(Tells(), at)) == bits(plain())
+    assert len(seen) == 4 and all("error" in each.head and not each.tensors for each in seen)
 
 
 class Active(Here):
@@ -244,41 +244,76 @@ class Active(Here):
         return answer
 
 
-def others(arrays: dict[str, Callable[[np.ndarray], np.ndarray]], **head: Any) -> Callable[[int, Message], Message]:
+def with_told(message: Message, **told: Any) -> Message:
+    """A message that says something else of what a node cannot derive."""
+    return message._replace(head=message.head | {"told": message.head["told"] | told})
+
+
+def others(arrays: dict[str, Callable[[np.ndarray], np.ndarray]], **told: Any) -> Callable[[int, Message], Message]:
     """Changes the requests to the other nodes, in the offer and in the exchange alike."""
 
     def change(number: int, message: Message) -> Message:
         if number == FIRST or message.head["kind"] not in ("offer", "exchange"):
             return message
-        own = {name: how(message.head[name]) for name, how in head.items() if name in message.head}
+        before = message.head["told"]
+        message = with_told(message, **{name: how(before.get(name)) for name, how in told.items()})
         result = safetensors.numpy.load(message.tensors) if message.tensors else {}
         for part, how in arrays.items():
             result |= {name: np.asarray(how(each), order="C") for name, each in result.items() if part in name}
-        return Message(message.head | own, safetensors.numpy.save(result) if result else b"")
+        return message._replace(tensors=safetensors.numpy.save(result) if result else b"")
 
     return change
+
+
+class Another:
+    """The others are sent another agreement, and in all messages its digest."""
+
+    def __init__(self, **changes: Any):
+        self.changes, self.digests = changes, {}
+
+    def __call__(self, number: int, message: Message) -> Message:
+        head = message.head
+        if number == FIRST:
+            return message
+        if head["kind"] == "agreement":
+            agreement = Agreement.of(head["text"])
+            other = dataclasses.replace(agreement, **self.changes)
+            self.digests[agreement.digest] = other.digest
+            return message._replace(head=head | {"text": other.text})
+        return message._replace(
+            head=head | ({"agreement": self.digests[head["agreement"]]} if "agreement" in head else {})
+        )
+
+
+class Unanswered(Active):
+    """A server that takes any answer to its changed messages as that to its own."""
+
+    def _answer(self, number: int, message: Message) -> Any:
+        answer = super()._answer(number, message)
+        to = {"to": digest_of_text([message.head])} if "to" in answer.head else {}
+        return answer._replace(head=answer.head | to)
 
 
 def swapped(number: int, message: Message) -> Message:
     """A link in the middle: the others' ephemeral keys are its own."""
     if number != FIRST or message.head["kind"] != "exchange":
         return message
-    offers = {k: list(each) for k, each in message.head["secure"]["offers"].items()}
+    offers = {k: list(each) for k, each in message.head["told"]["offers"].items()}
     for each in offers.values():
         each[0] = masks._text(masks._public(bytes(32)))
-    return Message(message.head | {"secure": message.head["secure"] | {"offers": offers}}, message.tensors)
+    return with_told(message, offers=offers)
 
 
 def strangers(number: int, message: Message) -> Message:
     """A server that invents nodes."""
     if message.head["kind"] != "offer":
         return message
-    keys = [key if k == message.head["position"] else key | {"name": "invented"} for k, key in
-            enumerate(message.head["keys"])]  # fmt: skip
-    return Message(message.head | {"keys": keys})
+    told = message.head["told"]
+    return with_told(message, keys=[key if k == told["position"] else key | {"name": "invented"} for k, key in
+                                    enumerate(told["keys"])])  # fmt: skip
 
 
-NOTHING = {"['weights']": np.zeros_like, "data_weights": np.zeros_like}
+ALMOST_NOTHING = tuple(0.99 if i == 3 else 0.001 for i in range(11))  # of all clients but one of the first node
 
 
 @pytest.mark.parametrize(
@@ -286,26 +321,33 @@ NOTHING = {"['weights']": np.zeros_like, "data_weights": np.zeros_like}
     [
         (swapped, "is not signed by it|came back as others"),
         (strangers, "nodes do not have|not in its roster"),
-        (others(NOTHING), "another question is asked"),
-        (others(NOTHING, part=lambda part: [part[0], 0.0, 0.0]), "more than 0.9 of the weight of a secure sum"),
         (others({"download": lambda leaf: leaf + 1}), "another question is asked"),
-        (others({"fixed": lambda leaf: leaf * 1e6}), "another question is asked"),
         (others({}, question=lambda _: "another"), "another question is asked|said to have signed"),
-        (others({"steps": np.zeros_like}), "without a local step, and would hide nobody"),
+        (others({}, rows=lambda rows: rows[:1], base=lambda base: base[:1]), "other clients are asked"),
+        (others({}, out=lambda _: [0]), "other clients are asked"),
+        (Another(weights=ALMOST_NOTHING), "another question is asked"),
+        (Another(seed=1), "another question is asked"),
+        (Another(run=7), "another question is asked"),
     ],
 )
 def test_a_server_that_is_active(change, text):
     """No node gives a share, by which the first one's sum could be had."""
-    at = Active(sites(), change)
+    at = Unanswered(sites(), change)
     with pytest.raises(fedax.NodeError, match=text):
         run(transport=at, rounds=1)
     assert at.shares == 0
 
 
+def test_a_node_that_is_almost_alone_in_a_sum():
+    at = Unanswered(sites(), lambda number, message: message)
+    with pytest.raises(fedax.NodeError, match=r"more than 0\.9 of the weight of a secure sum"):
+        run(transport=at, rounds=1, data=fedax.FederatedData(DATA.examples, DATA.sizes, np.array(ALMOST_NOTHING)))
+    assert at.shares == 0
+
+
 def test_a_node_without_a_roster():
-    bare = here.sites(DATA, NODES, Problem(FEDAVG, TASK, here.wire_of(secure=SECURE)))
     with pytest.raises(fedax.NodeError, match=r"secure .*keys of the other .*--roster"):
-        run(transport=Here(bare))
+        run(transport=Here(here.sites(DATA, NODES)))
 
 
 def test_rosters(tmp_path):
@@ -338,7 +380,7 @@ def test_answers_that_are_none():
     offer |= {"part": [1, 0.5, 0.5], "rules": [1, 0.9], "signature": ""}
     for kind, change, text in [
         ("exchange", short, r"\['masked'\] is uint8\[\d+\], expected uint8"),
-        ("exchange", head(index=7), "is to another question"),
+        ("exchange", head(to="7"), "is to another question"),
         ("exchange", head(tally=[-1, 0]), "counts"),
         ("offer", head(offer=None), "its masks are none"),
         ("offer", head(offer=offer | {"public": "AAAA"}), "its masks are none"),
@@ -362,13 +404,20 @@ def _usual() -> dict[int, Site]:
 
 def test_a_run_goes_on(tmp_path):
     """A run is resumed from a checkpoint, after all nodes were restarted."""
-    at = Here(sites(Tells()))
-    stopped = run(Tells(), at, rounds=1, checkpoint=tmp_path)
-    assert len(stopped.history["round"]) == 2
+
+    def stops(n: int, message: Message, answer: Any) -> Any:
+        if message.head["kind"] == "offer" and message.head["round"] == 1:
+            raise KeyboardInterrupt
+        return answer
+
+    at = Here(sites(), stops)
+    with pytest.raises(KeyboardInterrupt):
+        run(Tells(), at, checkpoint=tmp_path)
+    at.spy = None
     for number, old in list(at.sites.items()):
         old.close()
         at.sites[number] = restarted(old)
-    assert bits(run(Tells(), at, rounds=2, checkpoint=tmp_path)) == bits(plain())
+    assert bits(run(Tells(), at, checkpoint=tmp_path)) == bits(plain())
 
 
 def test_without_the_packages(monkeypatch):

@@ -12,7 +12,6 @@ import pytest
 
 import fedax
 from fedax.columns import COSTS, EXCLUSIONS, TIME, TRAFFIC
-from fedax.contract.vector import Vector
 from fedax.data import FederatedData, from_csv, split
 from fedax.engine.places import paced
 from fedax.engine.places.fleet import Fleet
@@ -171,8 +170,8 @@ def test_sites_hold_out_the_rows_of_the_simulation(
     here = {"train": experiment.data, "val": experiment.val, "test": experiment.test}
     assert experiment.data.names == ("Süd 1", "north", "south", "south-2", "south.b")
     for site in deployed[1].sites.values():
-        deal, *_ = site._deals.values()  # of the first seed
-        for part, own in {"train": deal.data, **deal.held}.items():
+        derived, *_ = site._runs.values()  # of the first seed
+        for part, own in {"train": derived.train, **derived.held}.items():
             for i in range(own.num_clients):
                 whole = here[part].client(here[part].names.index(own.name(i)))
                 assert all(np.array_equal(leaf, whole[name]) for name, leaf in own.client(i).items())
@@ -215,19 +214,22 @@ def test_what_an_owner_keeps_from_the_tables_of_clients(tables: pathlib.Path, tm
     del config["run"]["patience"], config["run"]["judge"]
     own = {0: Policy(columns=["train_loss", "val_loss", "val_accuracy", "val_auc", "val_f1"])}
     experiment = at_nodes(config, sites(tables, tmp_path, own))
-    with pytest.raises(NodeError, match=r"not let test_loss, .* leave .*--columns"):
+    with pytest.raises(NodeError, match=r"figures.columns = .* against these measures .*test_loss"):
         ran(experiment, tmp_path / "refused")
-    result = experiment.fleet.figures(experiment.problem("scaffold"), Vector(experiment.task.init(jax.random.key(0))))
-    assert [experiment.data.names[i] for i in result.values] == ["north", "south-2", "south.b"]
-    assert result.withheld == {"'south', 'Süd 1'": "its owner does not let test_loss leave it (--columns)"}
+    own[0] = Policy(single=False)  # of single clients nothing
+    record = ran(at_nodes(config, sites(tables, tmp_path / "single", own)), tmp_path / "run")
+    (table,) = clients.tables(record, "scaffold")
+    assert sorted(table.names) == ["north", "south-2", "south.b"]
+    (absent,) = (each for each in clients.left_out(record.folder) if "'south', 'Süd 1'" in each)
+    assert "sums.single = False" in absent
 
 
 @pytest.mark.parametrize(
     ("limits", "held", "text"),
     [
-        ({1: Policy(split=False)}, {}, r"clients 'north': .*its rows \(--no-split\)"),
-        ({}, {"test": True}, r"clients 'south', 'Süd 1': .*for test \(--test\)"),
-        ({}, {"val": True}, r"--val\), .*give data.split.val = 0"),
+        ({1: Policy(split=False)}, {}, r"clients 'north': .*runs.split = False.* splits its rows"),
+        ({}, {"test": True}, r"clients 'south', 'Süd 1': .*held-out examples.* data.split to 0"),
+        ({}, {"val": True}, r"clients 'south', 'Süd 1': .*held-out examples.* data.split to 0"),
     ],
 )
 def test_sites_that_do_not_deal(
@@ -236,8 +238,8 @@ def test_sites_that_do_not_deal(
     own = {part: FederatedData.open(tables / "nodes" / "0").client(0) for part in held}
     here = sites(tables, tmp_path, limits, **own)
     with pytest.raises(NodeError, match=text):
-        at_nodes(config_of(tables), here)
-    assert not list((tmp_path / ("0" if held else "1")).rglob("deals"))
+        ran(at_nodes(config_of(tables), here), tmp_path / "refused")
+    assert not here.sites[7 if held else 8]._answered.total
     config = config_of(tables, baselines=False)
     del config["run"]["patience"], config["run"]["judge"]
     config["data"]["split"] = {}
@@ -254,14 +256,6 @@ def test_a_site_keeps_the_test_examples_that_it_has(tables: pathlib.Path, tmp_pa
     assert {"val_loss", "test_loss"} <= record.runs[0].history.keys() and not list(
         (record.folder / "clients").iterdir()
     )
-
-
-def test_nodes_that_say_nonsense_of_their_parts(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    here = sites(tables, tmp_path)
-    for head in ({}, {"sizes": [1], "held": {}}, {"sizes": [10**6] * 2, "held": {"val": 0, "test": 0}}):
-        here.spy = lambda n, request, answer, head=head: Message(head) if request.head["kind"] == "deal" else answer
-        with pytest.raises(NodeError, match="how it dealt its rows is none"):
-            at_nodes(config_of(tables), here)
 
 
 @pytest.mark.parametrize(

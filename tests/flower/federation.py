@@ -158,9 +158,9 @@ if "fedax.flower.worker" in sys.orig_argv and os.environ.get("FEDAX_TEST_SECONDS
 
     exchange = site.Site._exchange
 
-    def slow(self, head, tensors):
+    def slow(self, received):
         time.sleep(float(os.environ["FEDAX_TEST_SECONDS"]))
-        return exchange(self, head, tensors)
+        return exchange(self, received)
 
     site.Site._exchange = slow
 """

@@ -105,7 +105,7 @@ class Trial:
     def _when(self) -> str:
         """The time of the kill as text: the rounds that are over, and the kinds of the nodes' last answers."""
         logs = [(self.federation.log(name) or [{}])[-1] for name in PLACES]
-        kinds = [f"{last.get('kind', 'nothing')} {last.get('index', '')}".strip() for last in logs]
+        kinds = [f"{last.get('kind', 'nothing')} {last.get('round', '')}".strip() for last in logs]
         counted = collections.Counter(kinds)
         last = ", ".join(f"{n}x {text}" for text, n in sorted(counted.items()))
         return f"{'between' if self.between else 'in'}, {self._rounds()} over; answered last: {last}"

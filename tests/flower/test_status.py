@@ -154,20 +154,22 @@ def test_a_link_that_is_gone(tmp_path: Path) -> None:
 def test_a_node_tells_its_owner(tmp_path: Path) -> None:
     site, today = tmp_path / "n.state" / "site", time.strftime("%Y-%m-%dT00:00:00+0000")
     site.mkdir(parents=True)
-    (site / "rounds.json").write_text('{"5": 2, "6": 1}')
+    one, other = "5" * 32, "6" * 32  # digests of agreements
+    (site / "rounds.json").write_text(json.dumps({one: 2, other: 1}))
     lines = [
-        {"time": "2020-01-01T00:00:00+0000", "kind": "exchange", "run": 5, "server": "a@b", "came": 1, "left": 10},
-        {"time": today, "kind": "exchange", "run": 5, "server": "a@b", "came": 2, "left": 20, "epsilon": 0.5},
+        {"time": "2020-01-01T00:00:00+0000", "kind": "exchange", "run": one, "server": "a@b", "came": 1, "left": 10},
+        {"time": today, "kind": "exchange", "run": one, "server": "a@b", "came": 2, "left": 20, "epsilon": 0.5},
         {
             "time": today,
             "kind": "evaluate",
-            "run": 6,
+            "run": other,
             "server": EVIL,
             "epsilon": "9",
             "came": 4,
             "left": 40,
             "error": EVIL,
         },
+        {"time": today, "kind": "clients", "run": one, "server": "a@b", "came": 0, "left": 5},
     ]
     (site / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"half')
     given = ["deploy", "node", "status", "--key", str(tmp_path / "n")]
@@ -177,11 +179,11 @@ def test_a_node_tells_its_owner(tmp_path: Path) -> None:
     (site / "answered.jsonl").write_text(record)
     content = json.loads(CliRunner().invoke(app, [*given, "--format", "json"]).stdout)
     assert {name: content[name] for name in ("rounds", "messages", "came", "left", "unreadable")} == {
-        "rounds": 3, "messages": 3, "came": 7, "left": 70, "unreadable": 1,
+        "rounds": 3, "messages": 4, "came": 7, "left": 75, "unreadable": 1,
     }  # fmt: skip
     assert (content["questions"], content["questions_today"], content["epsilon"]) == (2, 1, 0.5)
     assert (site / "answered.jsonl").read_text() == record  # a node may be writing it
-    assert content["left_today"] == {"updates": 20, "figures": 40} and content["runs"]["6"]["servers"] == ["a?[2J b"]
+    assert content["left_today"] == {"updates": 20, "figures": 45} and content["runs"][other]["servers"] == ["a?[2J b"]
     shown = CliRunner().invoke(app, given)
     assert shown.exit_code == 0 and "\x1b" not in shown.stdout and "a?[2J b" in shown.stdout
     assert "2 questions answered, 1 of them today\nthe noise of its answers has spent ε = 0.5" in shown.stdout

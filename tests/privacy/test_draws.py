@@ -4,6 +4,7 @@ An attacker sees all that leaves: of two runs whose settings differ in their noi
 Nothing here asks fedax how large that should be.
 """
 
+import dataclasses
 import itertools
 
 import jax
@@ -14,14 +15,15 @@ import safetensors.numpy
 import scipy.stats
 
 import fedax
+from fedax.engine.job import make_job
 from fedax.engine.places import answered
+from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message
 from fedax.engine.places.policy import Policy
-from fedax.engine.places.questions import Problem
+from fedax.engine.places.remote import agreed
 from fedax.engine.places.site import Site
 from fedax.privacy import banded
 from fedax.wire.privacy import DP, salted
-from fedax.wire.wire import Wire
 
 from ..engine import here
 
@@ -271,13 +273,15 @@ def test_who_is_left_out_of_a_full_cohort_is_drawn(monkeypatch):
 # ---- at nodes
 
 WHERE = [[3, 0, 4], [1, 2, 5]]
+WEIGHTS = np.array([0.1, 0.2, 0.15, 0.05, 0.2, 0.3])
 
 
 def nodes(rounds, **policy):
     """Two nodes with a policy, and the questions that a run asks of them: (node, question, answer)."""
-    data, problem = federation(N), Problem(Heard(), room(rounds), Wire())
+    examples = federation(N).examples
+    data = fedax.FederatedData(examples, np.ones(N, int), WEIGHTS)
     held = {"H": np.ones((4, 1, 1)), "e": np.zeros((4, 1))}
-    at, asked = here.Here(here.sites(data, WHERE, problem, [held, held])), []
+    at, asked = here.Here(here.sites(data, WHERE, tests=[held, held])), []
     for site in at.sites.values():
         site.policy = Policy(**policy)
     at.spy = lambda number, message, answer: asked.append((number, message, answer)) or answer
@@ -299,23 +303,17 @@ def test_noise_of_a_node_on_its_updates():
     """As large as its largest client makes it; another one at each node, in each exchange, array and round."""
     _, asked = nodes(3, clip=CLIP, update_noise=NOISE, noise=NOISE, bound=2.0, epsilon=1e9)
     drawn = []
-    for _, question, answer in asked:
+    for number, question, answer in asked:
         if question.head["kind"] != "exchange":
             continue
-        sent, total = arrays(question), arrays(answer)
-        for array, weights, own in (("['a']", "'weights", 1e-3), ("['b']", "data_weights", -1e-3)):
-            weight = only(sent, weights)
-            drawn.append((only(total, array).ravel() - own * weight.sum()) / (NOISE * CLIP * weight.max()))
+        total, weights = arrays(answer), WEIGHTS[WHERE[number - 7]]
+        for array, own in (("['a']", 1e-3), ("['b']", -1e-3)):
+            drawn.append((only(total, array).ravel() - own * weights.sum()) / (NOISE * CLIP * weights.max()))
     assert len(drawn) == 2 * (1 + 3 * 2) * 2
     independent(np.array(drawn))
 
 
-def asked_again(site, question, shift=0.0):
-    """The figures that a node answers to the same question about a model that differs a little."""
-    sent = safetensors.numpy.load(question.tensors)
-    (name,) = (name for name in sent if "model" in name)
-    sent[name] = sent[name] + np.float32(shift)
-    answer = site.answer(Message(question.head | {"mark": site.mark}, safetensors.numpy.save(sent)))
+def figures(answer):
     return np.array([value.item() for _, value in sorted(arrays(answer).items())])
 
 
@@ -325,8 +323,16 @@ def test_noise_of_a_node_on_its_figures(monkeypatch):
     at, asked = nodes(0, noise=NOISE, bound=2.0, epsilon=1e9)
     number, question, answer = next(each for each in asked if each[1].head["kind"] == "evaluate")
     assert ["accuracy" in name for name in sorted(arrays(answer))] == [True, False, False]  # of the test; then losses
-    each = [asked_again(at.sites[number], question, 1e-3 * k) for k in range(1000)]
-    drawn = np.array(each).T / (NOISE * np.array([[1.0], [2.0], [2.0 * only(arrays(question), "weights").max()]]))
+    fleet, options = Fleet(at), {"rounds": 999, "work": fedax.Steps(1), "evaluate_every": 1}
+    fleet.census = fleet.census._replace(weights=WEIGHTS)
+    job = make_job(Heard(), room(0), fleet.census, **options)
+    agreement = agreed(fleet, here.told(Heard(), job.plan.task, **options), 0, lambda: job)
+    each = []
+    for k in range(1000):
+        head = question.head | {"agreement": agreement.digest, "round": k}
+        each.append(figures(at.sites[number].answer(Message(head, question.tensors))))
+    most = WEIGHTS[WHERE[number - 7]].max()
+    drawn = np.array(each).T / (NOISE * np.array([[1.0], [2.0], [2.0 * most]]))
     independent(drawn)
     for one, other in itertools.product(drawn, drawn):  # nor has it to do with the question before
         assert abs(np.corrcoef(one[1:], other[:-1])[0, 1]) < 5 / 1000**0.5
@@ -335,21 +341,29 @@ def test_noise_of_a_node_on_its_figures(monkeypatch):
 def test_noise_of_a_node_is_from_its_own_secret(tmp_path):
     """Else who has the same data knows it."""
     at, asked = nodes(0, noise=NOISE, bound=2.0, epsilon=1e9)
-    number, question, _ = next(each for each in asked if each[1].head["kind"] == "evaluate")
+    number, question, answer = next(each for each in asked if each[1].head["kind"] == "evaluate")
     site = at.sites[number]
     twin = Site(site.data, site._make, tmp_path, site.names, site.held["test"], site.policy)
-    assert abs(asked_again(twin, question) - asked_again(site, question)).min() > 1e-6
+    agreement, *_ = site.store.agreement(question.head["agreement"])
+    assert "error" not in twin.answer(Message({"kind": "agreement", "text": agreement.text})).head
+    assert figures(site.answer(question)).tolist() == figures(answer).tolist()
+    assert abs(figures(twin.answer(question)) - figures(answer)).min() > 1e-6
 
 
 @pytest.mark.parametrize("what", ["an example", "a held-out example"])
 def test_noise_of_a_node_is_another_when_its_data_are(what):
-    """Else the difference of two answers to one question would be the change itself; and both answers are paid for."""
-    at, asked = nodes(1, noise=NOISE, bound=2.0, clip=CLIP, update_noise=NOISE, epsilon=1e9)
-    number, question, _ = next(each for each in asked if each[1].head["kind"] == "evaluate")
+    """Else the difference of two answers to one question would be the change itself; and both answers are paid for.
+
+    The run that began with the other data ends; in the next one all noise is drawn anew.
+    """
+    policy = {"noise": NOISE, "bound": 2.0, "clip": CLIP, "update_noise": NOISE, "epsilon": 1e9}
+    at, asked = nodes(1, **policy)
+    number, question, answer = next(each for each in asked if each[1].head["kind"] == "evaluate")
     update = next(message for of, message, _ in asked if of == number and message.head["kind"] == "exchange")
     site = at.sites[number]
-    before, spent = asked_again(site, question), site._answered.loss
-    assert asked_again(site, question).tolist() == before.tolist() and site._answered.loss == spent
+    before, spent = figures(site.answer(question)), site._answered.loss
+    assert before.tolist() == figures(answer).tolist() and site._answered.loss == spent
+    agreement, *_ = site.store.agreement(question.head["agreement"])
     site.close()
     examples, held = (
         {name: leaf + 0 for name, leaf in each.items()} for each in (site.data.examples, site.held["test"])
@@ -358,7 +372,9 @@ def test_noise_of_a_node_is_another_when_its_data_are(what):
     changed = Site(
         fedax.FederatedData(examples, site.data.sizes), site._make, site.folder, site.names, held, site.policy
     )
-    after = asked_again(changed, question)
+    for message in (question, update, Message({"kind": "agreement", "text": agreement.text})):
+        assert "others than when the run began" in changed.answer(message).head["error"]
+    new = dataclasses.replace(agreement, run=agreement.run ^ 1)
+    assert "error" not in changed.answer(Message({"kind": "agreement", "text": new.text})).head
+    after = figures(changed.answer(Message(question.head | {"agreement": new.digest}, question.tensors)))
     assert abs(after - before).min() > 1e-6 and changed._answered.loss == pytest.approx(spent + 3 / NOISE**2)
-    again = changed.answer(Message(update.head | {"mark": changed.mark}, update.tensors))
-    assert "was answered before, to another question" in again.head["repeated"]

@@ -126,7 +126,7 @@ def _as_text(table: Table) -> str:
 
 
 _LEAVES = {  # kind of question -> kind of data in a site's answer
-    "exchange": "updates", "evaluate": "figures", "figures": "figures", "alone": "figures", "summarize": "summaries",
+    "exchange": "updates", "evaluate": "figures", "clients": "figures", "alone": "figures", "summarize": "summaries",
 }  # fmt: skip
 
 

@@ -200,7 +200,7 @@ class Site:
                 frozen = unpacked(received.message.tensors, form, "the message")["frozen"]
                 if digest_of(frozen) != agreement.frozen:
                     raise Refusal(Rule.FROZEN)
-            run = self._derive(agreement, self._data.mark, frozen)
+            run = self._derive(agreement, self.store.mark(agreement.digest) or self._data.mark, frozen)
             others = sum(count for each, count in self._rounds.items() if each != run.digest)
             if self.policy.rounds is not None and others + run.job.rounds > self.policy.rounds:
                 raise Refusal(Rule.ROUNDS, self.policy.rounds, f"other runs had {others}")

@@ -54,10 +54,16 @@ class Store:
 
     def keep_agreement(self, agreement: Agreement, mark: str, server: str) -> None:
         """Remember an agreement for good, with the mark of the data that it was made for, and who asked for it."""
-        path = self._agreement_path(agreement.digest)
-        if not path.exists():
+        if self.mark(agreement.digest) is None:
             stored = seal(agreement.digest) | {"text": agreement.text, "mark": mark, "server": server}
-            write_atomic(path, with_digest(json.dumps(stored).encode()))
+            write_atomic(self._agreement_path(agreement.digest), with_digest(json.dumps(stored).encode()))
+
+    def mark(self, digest: str) -> str | None:
+        """The mark of the data that an agreement was made for; ``None``: it is not known, or damaged."""
+        try:
+            return self.agreement(digest)[1]
+        except Refusal:
+            return None
 
     def agreement(self, digest: str) -> tuple[Agreement, str, str]:
         """An agreement by its digest, with its mark, and who asked for it.
