@@ -19,7 +19,7 @@ pytest.importorskip("cryptography", reason="needs pip install 'fedax[flower]'")
 import fedax
 from fedax.engine.places import fleet as fleets
 from fedax.engine.places import masks
-from fedax.engine.places.agreement import Agreement, digest_of_text
+from fedax.engine.places.agreement import EVALUATION, Agreement, digest_of_text
 from fedax.engine.places.masks import Offer
 from fedax.engine.places.nodes import Failure, Message
 from fedax.engine.places.policy import Policy
@@ -85,7 +85,8 @@ class Watch:
         return answer
 
     def of(self, kind: str) -> list[tuple[int, Message, Message]]:
-        return [each for each in self.sent if each[1].head["kind"] == kind]
+        """Those of exchanges; evaluations have their own."""
+        return [each for each in self.sent if each[1].head["kind"] == kind and each[1].head.get("stage") != EVALUATION]
 
 
 @pytest.mark.parametrize("secure", [SECURE, dataclasses.replace(SECURE, bits=16, threshold=3)])
@@ -240,7 +241,7 @@ class Active(Here):
 
     def _answer(self, number: int, message: Message) -> Any:
         answer = super()._answer(number, self.change(number, message))
-        self.shares += "told" in getattr(answer, "head", {})
+        self.shares += "told" in getattr(answer, "head", {}) and message.head["stage"] != EVALUATION
         return answer
 
 
@@ -253,7 +254,8 @@ def others(arrays: dict[str, Callable[[np.ndarray], np.ndarray]], **told: Any) -
     """Changes the requests to the other nodes, in the offer and in the exchange alike."""
 
     def change(number: int, message: Message) -> Message:
-        if number == FIRST or message.head["kind"] not in ("offer", "exchange"):
+        asked = message.head["kind"] in ("offer", "exchange") and message.head["stage"] != EVALUATION
+        if number == FIRST or not asked:
             return message
         before = message.head["told"]
         message = with_told(message, **{name: how(before.get(name)) for name, how in told.items()})

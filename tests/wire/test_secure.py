@@ -153,7 +153,7 @@ class Tells(fedax.Algorithm):
 
 N = 11
 TASK = fedax.Task(
-    init=lambda key: jnp.zeros(D), loss=lambda params, batch, key: jnp.sum(batch["x"] * params[None], axis=1)
+    init=lambda key: jnp.zeros(D), loss=lambda params, batch, key: 1 + jnp.sum(batch["x"] * params[None], axis=1)
 )
 DATA = fedax.FederatedData(
     {"x": rng.normal(size=(N, D)).astype(np.float32)}, [1] * N, np.arange(1, N + 1) / np.arange(1, N + 1).sum()

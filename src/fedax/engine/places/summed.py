@@ -49,7 +49,8 @@ class SecureSums:
         """
         order = sorted(asked)
         nodes, least = len(order), masks.least(len(order), self._threshold)
-        self._check_enough(order, nodes, least)
+        index = asked[order[0]].head["round"] if order else 0
+        self._check_enough(order, nodes, least, index)
         session = secrets.randbits(31)
         told: dict[str, Unknown] = {"session": session, "threshold": least, "question": question}
         told["keys"] = [self._keys[which]._asdict() for which in order]
@@ -63,7 +64,7 @@ class SecureSums:
                 text = f"{type(error).__name__}: {error}"
                 raise NodeError(f"clients {self._fleet.names(which)}: its masks are none ({text})") from error
         self._note_lost(order, offers, lost)
-        self._check_enough(offers, nodes, least)
+        self._check_enough(offers, nodes, least, index)
         # Second, they send masked sums.
         messages = {}
         for which in offers:
@@ -72,15 +73,15 @@ class SecureSums:
         form = {"masked": jax.ShapeDtypeStruct((size * bits // 8,), np.uint8)}
         answers = yield from self._ask(messages, form, lost)
         self._note_lost(offers, answers, lost)
-        self._check_enough(answers, nodes, least)
+        self._check_enough(answers, nodes, least, index)
         # Third, they agree whose sums are added, and reveal the shares that remove the masks.
         told = {"session": session, "survivors": sorted(order.index(which) for which in answers)}
         replies = yield from self._ask({which: _with(asked[which], "agree", told, b"") for which in answers}, {}, lost)
-        self._check_enough(replies, nodes, least)
+        self._check_enough(replies, nodes, least, index)
         told = {"session": session}
         told["agreed"] = {str(order.index(which)): answer.get("agreed") for which, (answer, _) in replies.items()}
         replies = yield from self._ask({which: _with(asked[which], "unmask", told, b"") for which in replies}, {}, lost)
-        self._check_enough(replies, nodes, least)
+        self._check_enough(replies, nodes, least, index)
         head = asked[order[0]].head
         summed = masks.total(
             "/".join(str(head[name]) for name in ("agreement", "stage", "round", "exchange")) + f"/{session}",
@@ -113,17 +114,17 @@ class SecureSums:
             if which not in answered:
                 lost(which, None)
 
-    def _check_enough(self, left: Collection[int], nodes: int, least: int) -> None:
+    def _check_enough(self, left: Collection[int], nodes: int, least: int, index: int) -> None:
         """Raise a NodeError where too few nodes are left for a sum that hides each of them."""
         if nodes < least:
             raise NodeError(
-                f"clients are asked at {nodes} nodes, and at {least} they have to be for a sum that hides each node: "
-                "take more nodes, or a larger cohort"
+                f"in round {index} clients are asked at {nodes} nodes, and at {least} they have to be for a sum that "
+                "hides each node: take more nodes, or a larger cohort"
             )
         if len(left) < least:
             raise NodeError(
-                f"{len(left)} of {nodes} nodes are left, and {least} have to be for a sum that hides each node; "
-                "--resume goes on when they are back"
+                f"{len(left)} of {nodes} nodes are left in round {index}, and {least} have to be for a sum that hides "
+                "each node; --resume goes on when they are back"
             )
 
 
