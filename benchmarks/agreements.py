@@ -1,7 +1,8 @@
-"""Seconds in which the server, and a node, derive a run from its agreement: a first run, and the median of later ones.
+"""Seconds in which the server, and a node, derive a run from its agreement, and a node the cohort of a round.
 
-FedAvg on softmax regression with cohorts of a tenth, over nodes of one client each in this process. One node is real;
-the others only agree. The server's time is without theirs.
+Of each the first time, which compiles, and the median of later ones. FedAvg on softmax regression with cohorts of a
+tenth, over nodes of one client each in this process. One node is real; the others only agree. The server's time is
+without theirs.
 
     python benchmarks/agreements.py [--nodes 1000] [--runs 9]
 """
@@ -9,7 +10,6 @@ the others only agree. The server's time is without theirs.
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ import numpy as np
 
 import fedax
 from fedax.engine.job import make_job
-from fedax.engine.places.agreement import Made, digest_of_text
+from fedax.engine.places.agreement import Made, cohort_of, digest_of_text
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message
 from fedax.engine.places.remote import Remote
@@ -68,18 +68,21 @@ def main() -> None:
     data = fedax.FederatedData(examples, [10])
     nodes = Nodes(Site(data, lambda _: Made(method, task, options), tempfile.mkdtemp(), ["0"]), given.nodes)
     fleet = Fleet(nodes)
-    server, node = [], []
+    server, node, cohort = list[float](), list[float](), list[float]()
     for seed in range(1 + given.runs):
         nodes.real = nodes.others = 0.0
         began = time.perf_counter()
-        Remote(make_job(method, task, fleet.census, seed=seed, **options), fleet, {}, seed)
+        job = make_job(method, task, fleet.census, seed=seed, **options)
+        Remote(job, fleet, {}, seed)
         server.append(time.perf_counter() - began - nodes.real - nodes.others)
         node.append(nodes.real)
-    print(f"{given.nodes} nodes; seconds of the first run, and the median of {given.runs} later ones (largest)")
-    for name, seconds in {"server": server, "node": node}.items():
+        began = time.perf_counter()
+        cohort_of(job, "exchanges", seed)
+        cohort.append(time.perf_counter() - began)
+    print(f"{given.nodes} nodes; seconds of the first run, and the median of {given.runs} later ones (the longest)")
+    for name, seconds in {"server": server, "node": node, "cohort": cohort}.items():
         later = seconds[1:]
         print(f"{name}: {seconds[0]:.3f}, {statistics.median(later):.3f} ({max(later):.3f})")
-        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -208,6 +208,33 @@ def test_each_seed_its_split_and_a_run_that_goes_on(tables: pathlib.Path, tmp_pa
     assert [table.sizes.tolist() for table in mine] == [table.sizes.tolist() for table in others]
 
 
+def test_an_agreement_that_is_damaged(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The run under way needs it no more; the one that continues sends it again."""
+    config = config_of(tables, baselines=False, seeds=1, rounds=2)
+    config["methods"] = config["methods"][:1]
+    here, asked = sites(tables, tmp_path), []
+
+    def spy(number: int, message: Message, answer: Message) -> Message:
+        asked.append(message.head["kind"])
+        for path in here.sites[number].folder.glob("agreements/*.json"):
+            path.write_bytes(path.read_bytes()[:-9])
+        if asked.count("exchange") == 5:  # in the second round
+            raise KeyboardInterrupt
+        return answer
+
+    here.spy = spy
+    with pytest.raises(KeyboardInterrupt):
+        ran(at_nodes(config, here), tmp_path / "deployed")
+    for site in here.sites.values():
+        site.close()
+    again = sites(tables, tmp_path)
+    record = execute(at_nodes(config, again), tmp_path / "deployed", drawn=False)
+    assert record is not None and record.runs[0].history["round"][-1] == 2
+    for site in again.sites.values():
+        (path,) = site.folder.glob("agreements/*.json")
+        assert site.store.mark(path.stem) is not None
+
+
 def test_what_an_owner_keeps_from_the_tables_of_clients(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:
     config = config_of(tables, seeds=1, rounds=1)
     config["methods"], config["task"] = config["methods"][:1], {"name": "mlp", "hidden": [2]}

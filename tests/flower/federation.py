@@ -21,7 +21,7 @@ from fedax.flower import certificates, link, processes
 from tests.processes import SOON, children, is_running, wait_for
 
 PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
-TIMES = ("seconds", TIME, *TRAFFIC)  # the columns in which two equal runs may differ
+TIMES = ("seconds", TIME, *TRAFFIC, "sha256")  # the columns in which two equal runs may differ, and the rows' digest
 
 
 class Federation:

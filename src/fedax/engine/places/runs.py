@@ -135,6 +135,7 @@ class SiteRun(NamedTuple):
         held: part -> held-out examples: by client if they were split off, else a pytree; or ``None``.
         ids: [k] the numbers of the node's clients in the run.
         steps: gives the steps of a client, by its number, that starts in a group, where the server does not wait.
+        server: who asked for the run.
     """
 
     agreement: Agreement
@@ -150,6 +151,7 @@ class SiteRun(NamedTuple):
     held: dict[str, Tree]
     ids: list[int]
     steps: Callable[[int, int], int]
+    server: str = ""
 
     @property
     def compressors(self) -> tuple[Compressor, Compressor]:

@@ -207,7 +207,7 @@ class Site:
             if frozen is not None:
                 self.store.keep_frozen(frozen)
             self.store.keep_agreement(agreement, self._data.mark, str(head.get("server"))[:200])
-            self._keep(run)
+            self._keep(run, self.store.agreement(run.digest)[2])
         run = self._run(agreement.digest)
         agreed: dict[str, Unknown] = {"to": received.to}
         if run.job.hyper.wire.secure is not None:
@@ -217,15 +217,15 @@ class Site:
     def _run(self, digest: Unknown) -> SiteRun:
         """A run by the digest of its agreement."""
         if (digest := str(digest)) not in self._runs:
-            agreement, mark, _ = self.store.agreement(digest)
-            self._keep(self._derive(agreement, mark))
+            agreement, mark, server = self.store.agreement(digest)
+            self._keep(self._derive(agreement, mark), server)
         run = self._runs[digest]
         if run.mark != self._data.mark:
             raise Refusal(Rule.CHANGED)
         return run
 
-    def _keep(self, run: SiteRun) -> None:
-        self._runs = dict(list(self._runs.items())[1 - _READY :]) | {run.digest: run}
+    def _keep(self, run: SiteRun, server: str) -> None:
+        self._runs = dict(list(self._runs.items())[1 - _READY :]) | {run.digest: run._replace(server=server)}
 
     def _described(self, agreement: Agreement) -> Made:
         """What an agreement's configuration describes. No example enters it, so that errors tell nothing of any."""
@@ -644,7 +644,7 @@ class Site:
             more["epsilon"] = round(self.policy.spent(self._answered.loss, self._answered.tail), 4)
         digest = message.head.get("agreement")
         if isinstance(digest, str) and digest in self._runs:
-            more |= {"run": digest, "server": self.store.agreement(digest)[2]}
+            more |= {"run": digest, "server": self._runs[digest].server}
         write_line(self.store, message, answer, seconds, more)
 
 
