@@ -111,9 +111,9 @@ def asked_of(run: SiteRun, received: Received) -> Asked:
         raise Refusal(Rule.COHORT)
     at = np.array([where[each] for each in ids])
     clients = cohort.alone(at[0]) if exchange.who == "one" else Clients(*(leaf[at] for leaf in cohort))
-    if out := told.get("out"):
+    if told.get("out"):
         left = np.isin(rows, received.numbers("out", len(run.ids)))
-        if job.hyper.wire.guard is None or not isinstance(out, list):
+        if job.hyper.wire.guard is None or not received.exchange:
             raise Refusal(Rule.COHORT)
         clients = clients.only(~left)
     clients = clients._replace(offsets=offsets, sizes=sizes)
