@@ -14,15 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from fedax.data import FederatedData
+import fedax
+from fedax.data import FederatedData, split
 from fedax.engine.places import masks
 from fedax.engine.places.agreement import (
+    EVALUATION,
     Agreement,
     cohort_of,
     common_question,
@@ -234,11 +235,15 @@ class Run:
         made = [next(given, np.zeros(leaf.shape, leaf.dtype)) for leaf in leaves]
         return jax.tree.unflatten(form, [np.asarray(each, leaf.dtype) for each, leaf in zip(made, leaves, strict=True)])
 
-    def model(self, model: Sequence[float]) -> bytes:
-        """The tensors of an evaluation, from [b, w]."""
+    def tree(self, model: Sequence[float]) -> Any:
+        """A model, from [b, w]."""
         leaves, form = jax.tree.flatten(self.job.x)
         made = [np.float32(model[0]), np.array(model[1:], np.float32)]
-        return packed({"model": jax.tree.unflatten(form, [np.asarray(m, v.dtype) for m, v in zip(made, leaves)])})
+        return jax.tree.unflatten(form, [np.asarray(m, v.dtype) for m, v in zip(made, leaves, strict=True)])
+
+    def model(self, model: Sequence[float]) -> bytes:
+        """The tensors of an evaluation, from [b, w]."""
+        return packed({"model": self.tree(model)})
 
     # ---- questions
 
@@ -265,66 +270,89 @@ class Run:
         fine(answer)
         return array_of(answer)
 
+    def of_evaluation(self, index: int = 0, **changes: Any) -> Table:
+        """The head of an evaluation."""
+        usual = {"kind": "evaluate", "agreement": self.digest, "stage": EVALUATION, "round": index, "exchange": 0}
+        return {**usual, "told": {}, **changes}
+
     def evaluate(self, k: int, model: Sequence[float], index: int = 0) -> dict[str, np.ndarray]:
-        """A node's figures."""
-        head = {"kind": "evaluate", "agreement": self.digest, "round": index}
-        answer = self.nodes.ask(k, head, self.model(model))
+        """A node's figures, where they leave without masks."""
+        answer = self.nodes.ask(k, self.of_evaluation(index), self.model(model))
         fine(answer)
         return safetensors.numpy.load(answer.tensors)
 
-    def secure(
-        self,
-        model: Sequence[float],
-        index: int = 0,
-        over: Sequence[int] | None = None,
-        survivors: Sequence[int] | None = None,
-        threshold: int | None = None,
-        session: int | None = None,
-        download: bytes | None = None,
-        tells: Sequence[int] | None = None,
-    ) -> np.ndarray:
+    def figures(self, model: Sequence[float], index: int = 0, **how: Any) -> np.ndarray:
+        """The figures of all nodes, by a secure sum: of the training rows first those of the leaves in their order."""
+        question = common_question(self.digest, EVALUATION, index, 0, digest_of(self.tree(model)))
+        heads = {k: self.of_evaluation(index) for k in range(len(self.nodes.names))}
+        return masks.decode_figures(self._in_secret(heads, question, self.model(model), 64, **how))
+
+    def secure(self, model: Sequence[float], index: int = 0, download: bytes | None = None, **how: Any) -> np.ndarray:
         """The sum Σ ω v over nodes, [b, w], by the protocol.
 
         Args:
             model: that is sent.
+            index: the round.
+            download: the tensors, in the place of those of ``model``.
+            how: as of :meth:`_in_secret`.
+        """
+        tree = self.download(model)
+        question = common_question(self.digest, "exchanges", index, 0, digest_of(tree))
+        heads = {k: self.head(k, index) for k in range(len(self.nodes.names))}
+        tensors = packed({"download": tree}) if download is None else download
+        whole = self._in_secret(heads, question, tensors, self.job.hyper.wire.secure.bits, **how)
+        return self.numbers(whole, index)
+
+    def _in_secret(
+        self,
+        heads: dict[int, Table],
+        question: str,
+        tensors: bytes,
+        bits: int,
+        over: Sequence[int] | None = None,
+        survivors: Sequence[int] | None = None,
+        threshold: int | None = None,
+        session: int | None = None,
+        tells: Sequence[int] | None = None,
+    ) -> np.ndarray:
+        """A secure sum, whole numbers.
+
+        Args:
             over: the nodes that are asked; default: all.
             survivors: those that are summed; default: all of them.
-            threshold: that is told; default: all.
-            download: the tensors, in the place of those of ``model``.
+            threshold: that is told; default: all that are asked.
+            session: that is told; default: a new one.
             tells: those that give shares; default: survivors.
         """
-        over = list(range(len(self.nodes.names))) if over is None else list(over)
+        over = list(heads) if over is None else list(over)
         survivors = over if survivors is None else list(survivors)
         threshold = len(over) if threshold is None else threshold
         session = secrets.randbits(31) if session is None else session
-        tree = self.download(model)
-        question = common_question(self.digest, "exchanges", index, 0, digest_of(tree))
-        tensors = packed({"download": tree}) if download is None else download
-        told = {"session": session, "keys": [self.keys[k] for k in over], "threshold": threshold, "question": question}
-        heads = {k: self.head(k, index) for k in over}
+        place = {k: over.index(k) for k in over}
+        told = {"keys": [self.keys[k] for k in over], "threshold": threshold, "question": question}
 
-        def sent(k: int, kind: str, more: Table, tensors: bytes = b"") -> Message:
-            head = {**heads[k], "kind": kind, "told": {**heads[k]["told"], "session": session, **more}}
-            return self.nodes.ask(k, head, tensors)
+        def sent(k: int, kind: str | None, more: Table, tensors: bytes = b"") -> Message:
+            head = {**heads[k], "told": {**heads[k]["told"], "session": session, **more}}
+            answer = self.nodes.ask(k, head | ({"kind": kind} if kind else {}), tensors)
+            fine(answer)
+            return answer
 
-        offers = {k: masks.Offer.of(fine(sent(k, "offer", {**told, "position": over.index(k)}))["offer"],
-                                    over.index(k), len(over)) for k in over}  # fmt: skip
+        offers = {}
+        for k in over:
+            offer = sent(k, "offer", {**told, "position": place[k]}).head["offer"]
+            offers[k] = masks.Offer.of(offer, place[k], len(over))
         masked = {}
         for k in survivors:
-            received = {str(over.index(j)): offers[j].to(over.index(k)) for j in survivors}
-            answer = sent(k, "exchange", {"offers": received}, tensors)
-            fine(answer)
-            masked[over.index(k)] = safetensors.numpy.load(answer.tensors)["['masked']"]
-        agreed = {}
-        for k in survivors:
-            where = [over.index(j) for j in survivors]
-            agreed[str(over.index(k))] = fine(sent(k, "agree", {"survivors": where}))["agreed"]
+            answer = sent(k, None, {"offers": {str(place[j]): offers[j].to(place[k]) for j in survivors}}, tensors)
+            masked[place[k]] = safetensors.numpy.load(answer.tensors)["['masked']"]
+        where = [place[k] for k in survivors]
+        agreed = {str(place[k]): sent(k, "agree", {"survivors": where}).head["agreed"] for k in survivors}
         telling = survivors if tells is None else tells
-        told_ = {over.index(k): fine(sent(k, "unmask", {"agreed": agreed}))["told"] for k in telling}
-        bits, name = self.job.hyper.wire.secure.bits, f"{self.digest}/exchanges/{index}/0/{session}"
-        by_place = {over.index(k): offers[k] for k in survivors}
-        whole = masks.total(name, masked, by_place, told_, threshold, bits)
-        return self.numbers(whole, index)
+        shares = {place[k]: sent(k, "unmask", {"agreed": agreed}).head["told"] for k in telling}
+        name = "/".join(str(heads[over[0]][each]) for each in ("agreement", "stage", "round", "exchange"))
+        by_place = {place[k]: offers[k] for k in survivors}
+        whole: np.ndarray = masks.total(f"{name}/{session}", masked, by_place, shares, threshold, bits)
+        return whole
 
     def numbers(self, whole: np.ndarray, index: int = 0) -> np.ndarray:
         """The numbers that the whole numbers of a secure sum stand for."""
@@ -369,5 +397,218 @@ def combinations(sums: Sequence[np.ndarray], weights: Sequence[Sequence[float]])
     return found
 
 
-def zeros() -> Any:
-    return jnp.zeros(())
+# ---- random attacks, and what an answer may tell
+
+
+class Oracle:
+    """Random agreements and questions to two federations, and a judge that knows all data.
+
+    The judge has the clients' updates from NumPy. It finds out with which weights an answer sums them, whatever the
+    node says, and keeps what was told of each model: no combination may be of fewer clients, rows or nodes than the
+    owners want. It knows nothing of how nodes check that.
+
+    Args:
+        folder: empty.
+    """
+
+    CLIENTS, ROWS, NODES, ROUNDS = 2, 50, 3, 200
+    MODELS = tuple(np.random.default_rng(seed).normal(size=1 + FEATURES).tolist() for seed in range(12))
+
+    def __init__(self, folder: pathlib.Path):
+        free = {"messages": None, "runs": {"rounds": 10**6}}
+        (folder / "several").mkdir()
+        (folder / "strict").mkdir()
+        rows = [[rows_of(60 + 10 * i, i + 1) for i in range(3)]]
+        self.several = Federation(folder / "several", rows, plain(**free))
+        apart = [[rows_of(n, n)] for n in (80, 60, 100)]
+        self.strict = Federation(folder / "strict", apart, strict(**free, figures=None, budget=None))
+        self.runs: dict[str, Run | None] = {}
+        self.told: dict[Any, list[np.ndarray]] = {}  # what was summed, and of which model -> weights
+        self.answers = self.asked = 0
+
+    # ---- what is asked
+
+    def attack(self, rng: Any) -> None:
+        """One random question, with a random agreement.
+
+        Args:
+            rng: of :mod:`random`.
+
+        Raises:
+            AssertionError: an answer tells more than it may.
+        """
+        self.asked += 1
+        secure = rng.random() < 0.15
+        nodes = self.strict if secure else self.several
+        run, model = self._run(rng, nodes, secure), rng.choice(self.MODELS)
+        if run is None:
+            return
+        known = rng.randrange(self.ROUNDS)
+        index = known if rng.random() < 0.95 else rng.choice([-1, self.ROUNDS, 10**9])
+        if secure:
+            how: Table = {"threshold": rng.choice([3, 3, 3, 2]), "over": rng.choice([None, None, None, [0, 1]])}
+            how["survivors"] = rng.choice([None, None, None, [0, 1], [2]]) if how["over"] is None else None
+            try:
+                total = run.secure(model, known, **how)
+            except (Refused, ValueError, LookupError, fedax.NodeError):
+                return
+            self._judge_nodes(run, model, total)
+        elif rng.random() < 0.2:
+            index = rng.choice([0, self.ROUNDS, index])
+            head = run.of_evaluation(index) | self._change(rng)
+            self._judge_figures(run, model, nodes.ask(0, head, run.model(model)))
+        else:
+            rows = run.rows(0, known)
+            if rng.random() < 0.15:
+                rows = [row for row in range(3) if rng.random() < 0.5]
+            more: Table = {"rows": rows, "base": [0] * len(rows), "keep": [[]] * len(rows)}
+            if rng.random() < 0.15:
+                more["out"] = rng.choice([[0], [1], [0, 2], rows])
+            if rng.random() < 0.1:
+                more["base"] = rng.choice([[1] * len(rows), [65] * len(rows), [-1] * len(rows)])
+            head = run.head(0, known, rng.choice([0, 0, 0, 0, 1, -1]), **more) | {"round": index} | self._change(rng)
+            self._judge_sum(run, model, rows, nodes.ask(0, head, packed({"download": run.download(model)})))
+
+    def _run(self, rng: Any, nodes: Federation, secure: bool) -> "Run | None":
+        """A random agreement, where the nodes take it, or one that they have; of few kinds, as each is compiled."""
+        there = [each for each in self.runs.values() if each is not None and each.nodes is nodes]
+        if len(there) > 3 and rng.random() < 0.93:
+            return rng.choice(there)
+        table = config() if secure else without_secure()
+        table["run"]["rounds"] = self.ROUNDS
+        names: Table = {}
+        if rng.random() < 0.5:
+            names["weights"] = rng.choice(["sizes", "uniform"])
+        else:
+            parts = [rng.choice([0, 1, 1, 2, 3, 8]) for _ in range(3)]
+            parts = parts if sum(parts) else [1, 1, 1]
+            names["weights"] = tuple(each / sum(parts) for each in parts)
+        if rng.random() < 0.3:
+            table["participation"] = {"kind": "uniform", "size": rng.choice([1, 2, 3])}
+        if rng.random() < 0.2:
+            table["work"] = {"kind": "steps", "steps": [5, 5, rng.choice([5, 7])]}
+        if rng.random() < 0.1:
+            table["work"] = {"kind": "steps", "steps": 1}
+        if rng.random() < 0.15:
+            table["run"]["guard"] = {"largest": rng.choice([0.3, 1e10])}
+        if rng.random() < 0.1:
+            table["run"]["faults"] = {"clients": [rng.choice([0, 1])], "times": 0.0}
+        if rng.random() < 0.1 and not secure:
+            table["privacy"] = {"clip": rng.choice([0.2, 1e3]), "noise": 0.0, "delta": 1e-5}
+        if rng.random() < 0.2 and not secure:
+            share = rng.choice([0.1, 0.3])
+            split = {"train": 1 - share, "val": 0.0, "test": share, "stratify": False, "seed": rng.choice([0, 1, 2])}
+            names["split"] = split
+        if rng.random() < 0.1:
+            table["run"]["grad_norm"] = True
+        names["seed"] = rng.choice([0, 1])
+        key = json.dumps([secure, table, names, rng.randrange(2)], sort_keys=True)
+        if key not in self.runs:
+            try:
+                self.runs[key] = Run(nodes, table, **names)
+            except (Refused, fedax.FedaxError):
+                self.runs[key] = None
+        return self.runs[key]
+
+    @staticmethod
+    def _change(rng: Any) -> Table:
+        if rng.random() < 0.9:
+            return {}
+        name = rng.choice(["stage", "round", "exchange", "told", "agreement", "kind"])
+        return {name: rng.choice([None, True, -1, 0, 1, 10**20, "0", "exchanges", "warmup", [], {}])}
+
+    # ---- what is told
+
+    def _rows(self, run: Run) -> list[Rows]:
+        """The training rows of each client."""
+        data = FederatedData.from_clients([rows for each in run.nodes.clients for rows in each])
+        if run.agreement.split is not None:
+            data = split(data, **run.agreement.split).train
+        return [data.client(i) for i in range(data.num_clients)]
+
+    def _updates(self, run: Run, model: Sequence[float]) -> np.ndarray:
+        found: np.ndarray = updates(self._rows(run), model, run.config["work"]["steps"])
+        if clip := run.config.get("privacy", {}).get("clip"):
+            found = found * np.minimum(1, clip / np.linalg.norm(found, axis=1))[:, None]
+        return found
+
+    def _weights(self, of: np.ndarray, total: np.ndarray) -> np.ndarray:
+        """With which weights a total sums the rows of ``of``; fails where it is no such sum."""
+        weights = np.linalg.lstsq(of.T, total, rcond=None)[0]
+        assert np.allclose(of.T @ weights, total, rtol=1e-3, atol=1e-4 * abs(of).max()), "it is no sum of updates"
+        assert weights.min() > -2e-3 * max(1, weights.max()), f"negative weights {weights}"
+        return np.where(weights > 2e-3 * weights.max(), weights, 0)
+
+    def _judge_sum(self, run: Run, model: Sequence[float], rows: Sequence[int], answer: Message) -> None:
+        if not self._answers(answer, {"tally"}):
+            return
+        arrays = safetensors.numpy.load(answer.tensors)
+        assert not any("accepted" in name for name in arrays), "a guard tells of single clients"
+        total = array_of(answer)
+        assert total.shape == (4,), total.shape
+        if not np.isfinite(total).all() or not total.any():
+            return
+        weights = self._weights(self._updates(run, model), total)
+        self._judge_weights(run, ("sum", json.dumps(run.config["work"])), model, weights)
+
+    def _judge_figures(self, run: Run, model: Sequence[float], answer: Message) -> None:
+        if not self._answers(answer, set()):
+            return
+        arrays = safetensors.numpy.load(answer.tensors)
+        assert {*arrays} == {"['train'][0]"}, {*arrays}
+        losses = [np.mean((rows["x"] @ np.array(model[1:]) + model[0] - rows["y"]) ** 2) for rows in self._rows(run)]
+        given, sizes = run.agreement.weights, np.array(run.nodes.sizes, float)
+        usual = {"sizes": sizes / sizes.sum(), "uniform": np.full(3, 1 / 3)}
+        weights = usual[given] if isinstance(given, str) else np.array(given)
+        assert np.isclose(arrays["['train'][0]"], weights @ losses, rtol=1e-3), "it is no mean of losses"
+        self._judge_weights(run, "figures", model, weights)
+
+    def _judge_weights(self, run: Run, kind: Any, model: Sequence[float], weights: np.ndarray) -> None:
+        """Whether sums with these weights over clients, and all that were told of the model, are of enough of them."""
+        share, sizes = weights / weights.sum(), np.array([len(rows["y"]) for rows in self._rows(run)])
+        assert share.max() <= 1 / self.CLIENTS + 1e-3, f"one client has {share.max():.3f} of a sum"
+        assert (share / sizes).max() <= 1 / self.ROWS + 1e-4, "one row has too much of a sum"
+        known = self.told.setdefault((kind, *model), [])
+        mine = self._by_rows(run, share / sizes)
+        for other in known:
+            common = {a / b for a, b in zip(mine, other, strict=True) if a and b}
+            for ratio in common:
+                left = np.count_nonzero(abs(mine - ratio * other) > 1e-3 * mine.max())
+                assert left == 0 or left >= self.ROWS, f"a difference of two sums is of {left} rows"
+        known.append(mine)
+        by_client = self.told.setdefault((kind, json.dumps(run.agreement.split), "clients", *model), [])
+        by_client.append(share)
+        for client in range(3):
+            all_ = np.array(by_client).T
+            alone = np.linalg.lstsq(all_, np.eye(3)[client], rcond=1e-2)[0]
+            miss = np.linalg.norm(all_ @ alone - np.eye(3)[client])
+            assert miss > 0.05, f"client {client} alone, from {len(by_client)} sums"
+
+    def _by_rows(self, run: Run, each: np.ndarray) -> np.ndarray:
+        """The weight of each row that the node has."""
+        found = []
+        for client, rows in enumerate(self._rows(run)):
+            there = np.isin(run.nodes.clients[0][client]["y"], rows["y"])
+            found.append(there * each[client])
+        return np.concatenate(found)
+
+    def _judge_nodes(self, run: Run, model: Sequence[float], total: np.ndarray) -> None:
+        """Whether a secure sum, and all of the model, are of three nodes."""
+        self.answers += 1
+        if not np.any(abs(total) > 1e-6):
+            return
+        weights = self._weights(self._updates(run, model), total)
+        assert np.count_nonzero(weights) >= self.NODES and (weights / weights.sum()).max() < 0.91
+        known = self.told.setdefault(("nodes", json.dumps(run.config["work"]), *model), [])
+        known.append(weights / weights.sum())
+        # Of two different sums over three nodes there is always a difference of two nodes.
+        assert np.ptp(np.array(known), axis=0).max() < 5e-3, "sums of one model with other weights of nodes"
+
+    def _answers(self, answer: Message, more: set[str]) -> bool:
+        """Whether it is an answer; fails where its head says something that it should not."""
+        if answer.head.keys() & {"error", "repeated"}:
+            assert not answer.tensors
+            return False
+        assert answer.head.keys() <= {"to"} | more, answer.head
+        self.answers += 1
+        return True
