@@ -113,7 +113,7 @@ def asked_of(run: SiteRun, received: Received) -> Asked:
     clients = cohort.alone(at[0]) if exchange.who == "one" else Clients(*(leaf[at] for leaf in cohort))
     if told.get("out"):
         left = np.isin(rows, received.numbers("out", len(run.ids)))
-        if job.hyper.wire.guard is None or not received.exchange:
+        if job.hyper.wire.guard is None or received.exchange == 0:  # nobody has answered whom it could leave out
             raise Refusal(Rule.COHORT)
         clients = clients.only(~left)
     clients = clients._replace(offsets=offsets, sizes=sizes)
