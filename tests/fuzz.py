@@ -1186,6 +1186,24 @@ def read_message(folder: Path, content: bytes) -> Any:
             json.dumps(at.sites[7].answer(message).head)
 
 
+@functools.cache
+def oracle() -> Any:
+    """Nodes under their owners' policies, and a judge of what they answer."""
+    from tests.engine.evil import Oracle
+
+    return Oracle(Path(tempfile.mkdtemp()))
+
+
+def seed(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    return rng.randbytes(8)
+
+
+def read_attack(folder: Path, content: bytes) -> Any:
+    """A random agreement and question to a node: the answer tells no more than its owner allows."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        oracle().attack(random.Random(content))
+
+
 def desk_messages() -> list[bytes]:
     from fedax import data
 
@@ -1349,6 +1367,7 @@ def readers() -> dict[str, Callable[[], Reader]]:
         "review": lambda: Reader(read_review, [b'{"yes": true, "why": ""}', b'{"yes": false, "why": "no"}'], table),
         "folder": lambda: Reader(read_folder, folder_parts(), part, 8, 2_000_000),
         "message": lambda: Reader(read_message, requests(), message, 8, 50_000_000),
+        "attack": lambda: Reader(read_attack, [b"attack"], seed, 8, 200_000_000),
         "desk": lambda: Reader(read_desk, desk_messages(), message, 8, 2_000_000),
         "answer": lambda: Reader(read_answer, answers(), answer, 8, 50_000_000),
         "checkpoint": lambda: Reader(

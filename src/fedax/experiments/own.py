@@ -173,8 +173,8 @@ def of_owner(allowed: Sequence[str], wanted: Mapping[str, str]) -> Code:
             if source.digest == wanted.get(place):
                 return source
         short = f"{place} (sha256 {str(wanted.get(place))[:16]}…)"
-        others = [str(each) for each in sources if each.name == Path(place).name]
-        why = f"the file here is another one, {others[0]}" if others else "its owner has not allowed it"
+        others = any(each.name == Path(place).name for each in sources)
+        why = "the file here is another one" if others else "its owner has not allowed it"
         raise NodeError(
             f"this node does not run {short}: {why}; get the server's file, read it, and start the node with "
             f"--allow-code {Path(place).name}"

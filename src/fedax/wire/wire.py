@@ -64,6 +64,11 @@ class Wire(eqx.Module):
         return self.guard is not None or self.lossy
 
     @property
+    def zeroes(self) -> bool:
+        """Whether an upload that is not finite becomes zero, by a clip of the run."""
+        return self.privacy is not None or self.fixed is not None
+
+    @property
     def gathers(self) -> bool:
         """Whether the server looks at the uploads one by one."""
         return self.sealed or self.apart or (self.aggregate is not None and self.aggregate.gathers)

@@ -68,9 +68,11 @@ class Answered:
     def __init__(self, folder: str | os.PathLike[str], say: Callable[[str], None] = print):
         self.path = pathlib.Path(folder) / FILE
         self._known: dict[str, str] = {}
+        self._size = 0  # bytes of the whole lines
         self._shares: dict[str, list[Share]] = {}
         self.total, self.days, self.loss, self.tail = 0, {}, 0.0, 0.0  # type: int, dict[str, int], float, float
         for number, line in enumerate(self._lines(say), 1):
+            self._size += len(line) + 1
             try:
                 self._count(json.loads(line))
             except (ValueError, TypeError, LookupError) as error:
@@ -161,17 +163,18 @@ class Answered:
         self._count(json.loads(json.dumps(line)))
 
     def _write(self, line: bytes) -> None:
-        """Append a whole line, or nothing."""
-        before = self.path.stat().st_size if self.path.exists() else 0
+        """Append a whole line, or nothing; what an earlier attempt left of its line is removed."""
         try:
             with self.path.open("ab") as file:
+                file.truncate(self._size)
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.truncate(self.path, before)
+                os.truncate(self.path, self._size)
             raise Refusal(Rule.DISK) from error
+        self._size += len(line)
 
 
 def counted(folder: str | os.PathLike[str], day: str) -> tuple[int, int]:

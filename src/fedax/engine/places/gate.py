@@ -40,12 +40,14 @@ class Sum(NamedTuple):
     Attributes:
         arrays: ``"total"``, or the uploads in another form.
         head: entries of the answer's head: the numbers of steps and of gradients.
-        names, weights, data_weights, sizes: [k] the clients, ω, p and how many examples each has.
+        names, weights, data_weights, sizes: [k] the clients, ω, p and how many examples each has; weights are 0 of
+            those whose upload is not in the sum, because a guard left it out or because it was not finite.
         steps: the fewest local steps that a client has taken.
         kind: which upload it is, of which sums for one model can be subtracted.
         split: how the rows are split.
         single: whether uploads leave one by one.
         guarded: whether a guard tells which count.
+        whole: whether all uploads are in the sum.
         secret: whether it is masked.
     """
 
@@ -60,6 +62,7 @@ class Sum(NamedTuple):
     split: Unknown
     single: bool
     guarded: bool
+    whole: bool
     secret: bool
 
 
@@ -126,6 +129,14 @@ class Gate:
             Refusal: a rule of the owner is against it, or it cannot be recorded.
             Repeated: another question of this name was answered.
         """
+        try:
+            return self._left(question, result)
+        except Refusal:
+            if isinstance(result, Sum) and not result.whole:  # it tells of the data, and counts as an answer
+                self.answered.take(f"refusal of {question.name}", question.content, self.policy)
+            raise
+
+    def _left(self, question: Question, result: Sum | Evaluation | Table) -> Message:
         policy, (name, content, model, to) = self.policy, question
         self.noised = []
         loss, numbers, counts = 0.0, 0, True

@@ -252,11 +252,17 @@ class Policy:
             raise Refusal(Rule.SPLIT, False)
         if batch is not None and batch < min(self.batch, max(sizes)):
             raise Refusal(Rule.BATCH, self.batch)
-        if wire.secure is not None and wire.faults is not None:
+        if wire.faults is not None and (wire.secure is not None or self.clients > 1 or self.examples > 1):
             raise Refusal(Rule.SILENCED)
+        if wire.guard is not None and self.clients > 1:
+            raise Refusal(Rule.GUARD, self.clients)
         self.check_upload(single, wire.guard is not None, wire.secure is not None)
         if refused := self.refused(measured):
             raise Refusal(Rule.COLUMNS, self._listed(self.columns), ", ".join(refused))
+        if "grad_norm_sq" in measured and wire.secure is None:
+            self.check_work(1)  # a gradient is an update of one step
+            if self.clients > 1:
+                raise Refusal(Rule.GRADIENT, self.clients)
         metrics = job.plan.task.whole_metrics
         sums = [name for name in measured if name.startswith(PARTS) and name.partition("_")[2] in metrics]
         if self.noise and (unbounded := [name for name in measured if name == "grad_norm_sq"] + sums):
@@ -271,8 +277,11 @@ class Policy:
             Refusal: a rule forbids it.
         """
         for rule, allowed, part in ((Rule.METHOD, self.methods, "method"), (Rule.TASK, self.tasks, "task")):
-            if allowed is not None and part in config and config[part].get("name") not in allowed:
-                raise Refusal(rule, self._listed(allowed), str(config[part].get("name"))[:80])
+            if allowed is not None and part in config:
+                section = config[part]
+                name = section.get("name") if isinstance(section, dict) else None
+                if name not in allowed:
+                    raise Refusal(rule, self._listed(allowed), str(name)[:80])
 
     def refused(self, columns: Sequence[str]) -> list[str]:
         """The columns among ``columns`` that may not leave."""

@@ -63,6 +63,7 @@ from fedax.engine.plan import Plan
 from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.programs import compiled
 from fedax.tasks.task import Task
+from fedax.wire.guard import Guard
 from fedax.wire.wire import Wire
 
 _READY = 128  # the most runs that are kept prepared
@@ -165,10 +166,14 @@ class Site:
             answer_ = Message({"to": to, "repeated": str(error)})
         except NodeError as error:  # of this package, and without a value of the data
             answer_ = Message({"error": str(error)})
-        except Exception:  # its text may hold what is in the data
+        except Exception as error:  # its text may hold what is in the data
             traceback.print_exc(file=sys.stderr)
-            answer_ = Message({"error": str(Refusal(Rule.FAILED))})
-        self._log(message, answer_, time.perf_counter() - began)
+            answer_ = Message({"error": str(Refusal(Rule.DISK if isinstance(error, OSError) else Rule.FAILED))})
+        try:
+            self._log(message, answer_, time.perf_counter() - began)
+        except (OSError, NodeError):  # what is not in the owner's log does not leave
+            traceback.print_exc(file=sys.stderr)
+            return Message({"error": str(Refusal(Rule.DISK))})
         return answer_
 
     # ---- before a run
@@ -330,11 +335,14 @@ class Site:
         # Messages are not decoded here: only the server knows all clients.
         wire = Wire(sealed=True) if uploads.messages else asked.wire
         wire = dataclasses.replace(wire, node_clip=self.policy.clip)
+        if wire.guard is None and wire.zeroes and self.policy.clip is None:  # to know of whom nothing is in the sum
+            wire = dataclasses.replace(wire, guard=Guard(float(np.finfo(np.asarray(job.fed.weights).dtype).max)))
         group = received.number("group") if paced else index
         total, results, done = self._run_clients(run, wire, received, asked.clients, download, memory, group)
         answer = Message({"to": received.to})
         tally = {"tally": [int(done.local_steps), int(done.gradients)]}
-        accepted = {} if isinstance(results.accepted, tuple) else {"accepted": results.accepted}
+        accepted = {} if job.hyper.wire.guard is None or uploads.messages else {"accepted": results.accepted}
+        counts = np.ones(len(rows), bool) if isinstance(results.accepted, tuple) else results.accepted
         if asked.exchange.server is not None:
             arrays: dict[str, Tree] = {}
             if uploads.messages:
@@ -349,13 +357,14 @@ class Site:
             if paced:  # of one client, so that nothing is learned from a difference
                 name = f"work {digest_of_text(question, told)} of run {run.digest}"
             leaving = Sum(
-                arrays | accepted, tally, self._noted["clients"], np.asarray(asked.clients.weights),
-                np.asarray(asked.clients.data_weights), run.train.sizes[rows],
+                arrays | accepted, tally, self._noted["clients"], counts * np.asarray(asked.clients.weights),
+                counts * np.asarray(asked.clients.data_weights), run.train.sizes[rows],
                 min(int(asked.clients.steps.min()), int(done.local_steps) // len(rows)),
                 f"upload {number} ({stage})", self._data.about_split(run.agreement), bool(single),
-                wire.guard is not None, masked is not None,
+                job.hyper.wire.guard is not None, bool(counts.all()), masked is not None,
             )  # fmt: skip
-            answer = self._gate.leave(Question(name, self._content(question, told), model, received.to), leaving)
+            content = self._content(question, told, digest_of(memory))
+            answer = self._gate.leave(Question(name, content, model, received.to), leaving)
             if masked is not None:
                 self._sums = dict(list(self._sums.items())[1 - _SUMS :]) | {received.session: (name, model)}
         else:

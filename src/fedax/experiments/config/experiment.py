@@ -238,7 +238,7 @@ def problem_of(table: Table, allowed: Sequence[str] = ()) -> Made:
         method: fedax.Algorithm = LocalOnly(check_number("lr", table["method"]["lr"], 0, open_low=True))
     else:
         method, _ = codec.method_of(MethodSection(**table["method"]), table["method"]["label"], code)
-    return Made(method, task, codec.options_of(table))
+    return Made(method, task, codec.options_of(codec.told_to_nodes(table)))
 
 
 def check_settings(config: Mapping[str, Any], allow_code: bool | own.Code = False) -> None:
