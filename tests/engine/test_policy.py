@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import scipy.stats
-from fedax.engine.places.questions import Problem
 
 import fedax
 from fedax.engine.places import answered, masks
