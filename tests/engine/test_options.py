@@ -109,8 +109,15 @@ def test_nodes_are_told_of_the_wire_and_of_what_else_they_do():
         "methods": [{"name": "fedavg", "lr": 0.1}],
     }
     experiment = build(config)
-    assert experiment.problem("fedavg")["run"] == {"guard": True, "precision": "float32"}
-    assert experiment.problem_alone(0.1)["run"] == {"precision": "float32"}
+    told = {"rounds": 3, "batch_size": 1, "precision": "float32"}
+    assert experiment.problem("fedavg")["run"] == told | {"guard": True}
+    alone = experiment.problem_alone(0.1, 7)
+    assert alone["run"] == told | {"rounds": 7, "evaluate_every": 7} and alone["work"] == {
+        "kind": "epochs",
+        "epochs": 1,
+    }
+    for problem in (experiment.problem("fedavg"), alone):
+        assert {"task", "method", "run", "work"} <= problem.keys() <= {"task", "method", "run", "work", "participation"}
 
 
 def test_a_wrong_call_says_what_is_wrong():

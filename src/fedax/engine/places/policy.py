@@ -329,8 +329,10 @@ class Policy:
         """
         if self.noise is not None:
             raise Refusal(Rule.NO_FIGURES, self.noise)
-        if not self.single or self.clients > 1:
-            raise Refusal(Rule.SINGLE, self.single)
+        if not self.single:
+            raise Refusal(Rule.SINGLE, False)
+        if self.clients > 1:
+            raise Refusal(Rule.ONE_BY_ONE, self.clients)
         if self.refused(["test_loss"]):
             raise Refusal(Rule.COLUMNS, self._listed(self.columns), "test_loss")
         self.check_held(number)

@@ -29,7 +29,8 @@ class Rule(enum.Enum):
         "sums.examples",
         "another sum for the same model: their difference could be of fewer examples (run.split_seeds = false helps)",
     )
-    SINGLE = "sums.single", "uploads or figures of single clients: leave out robust averages, compression and pace"
+    SINGLE = "sums.single", "uploads or figures of single clients, as of robust averages, compression and pace"
+    ONE_BY_ONE = "sums.clients", "figures of single clients"
     BATCH = "work.batch", "local steps of fewer examples"
     STEPS = "work.steps", "an upload after fewer local steps"
     SECURE = "secure.nodes", "an update that is not in a secure sum: set run.secure"

@@ -550,14 +550,14 @@ class Site:
         """The figures of an evaluation, each clipped so that one client, or one row, moves it by so much at most."""
         task, p = run.job.plan.task, np.asarray(weights, float)
         if unit == "rows":
-            rows = _clipped(by_client.each_example(task, model.tree, run.train)["loss"], bound)
+            rows = _clipped(_each_row(task, model.tree, run.train)["loss"], bound)
             losses = np.add.reduceat(rows, run.train.offsets) / run.train.sizes
             found = [Bounded("train_loss", float(p @ losses), bound * float((p / run.train.sizes).max()))]
         else:
             losses = _clipped(np.array(by_client.figures(task, model.tree, run.train)["loss"]), bound)
             found = [Bounded("train_loss", float(p @ losses), bound * float(p.max()))]
         for part, tree in parts.items():
-            values = by_client.each_example(task, model.tree, tree) if unit == "rows" else None
+            values = _each_row(task, model.tree, tree) if unit == "rows" else None
             for name, value in _held_out(model, tree, run.frozen, task=task).items():
                 top = 1.0 if describe(f"{part}_{name}").unit == "%" else bound
                 if values is None:
@@ -655,6 +655,13 @@ class Site:
         if isinstance(digest, str) and digest in self._runs:
             more |= {"run": digest, "server": self._runs[digest].server}
         write_line(self.store, message, answer, seconds, more)
+
+
+def _each_row(task: Task, params: Tree, examples: Tree) -> dict[str, np.ndarray]:
+    """The loss and the metrics of each row, by name; not-a-number of a model that is not finite."""
+    if all(np.isfinite(np.asarray(leaf, float)).all() for leaf in jax.tree.leaves(params)):
+        return by_client.each_example(task, params, examples)
+    return {name: np.full(count(examples), np.nan) for name in ("loss", *task.metrics)}
 
 
 def _clipped(values: np.ndarray, most: float) -> np.ndarray:
