@@ -105,7 +105,7 @@ class Experiment:
     def _problem(self, method: Table, of_wire: bool = True) -> Table:
         told = codec.told_to_nodes(self.config, of_wire)
         measured = ("metrics", "grad_norm", "density")
-        run = {name: self.config["run"][name] for name in measured if name in self.config["run"]}
+        run = {name: each for name in measured if (each := self.config["run"].get(name)) not in (None, False)}
         told["run"] = told.get("run", {}) | run
         places = [table["name"].rpartition(":")[0] for table in (self.model, method)]
         code = {place: source.digest for place, source in self.code.items() if place in places}
