@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.flower.federation import Federation, rows_of
+from tests.sites.federation import Federation, rows_of
 
 CONFIG = """
 name = "rounds"

@@ -28,9 +28,9 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
 from fedax.engine.places.nodes import Message
-from fedax.flower import app, certificates, link
-from fedax.flower.processes import free_port, options
-from fedax.flower.transport import connect
+from fedax.sites import app, certificates, link
+from fedax.sites.processes import free_port, options
+from fedax.sites.transport import connect
 
 PROJECT = """\
 [project]
@@ -124,13 +124,13 @@ def of_fedax(folder: Path, nodes: int, rounds: int, poll: float) -> list[float]:
     port = free_port()
     link.prepare(folder / "link", ["127.0.0.1"])
     ours = [sys.executable, "-m"]
-    commands = [[*ours, "fedax.flower.link", *options(folder=folder / "link", port=port, bind="127.0.0.1")]]
+    commands = [[*ours, "fedax.sites.link", *options(folder=folder / "link", port=port, bind="127.0.0.1")]]
     for k in range(nodes):
         certificates.make_node_key(folder / f"n{k}")
         (folder / f"n{k}.pub").rename(folder / "link" / "nodes" / f"n{k}.pub")
         given = options(link=f"127.0.0.1:{port}", ca=folder / "link" / "ca.pem", key=folder / f"n{k}", poll=poll)
         given += options(state=folder / f"s{k}", factory="flower_round:answering")
-        commands.append([*ours, "fedax.flower.node", *given])
+        commands.append([*ours, "fedax.sites.node", *given])
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     with running(commands, folder, PYTHONPATH=path):
         while certificates.connection_problem(f"127.0.0.1:{port}", folder / "link" / "ca.pem") is not None:

@@ -22,13 +22,13 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedax.engine.places.roster import private_key
-from fedax.flower import certificates
-from fedax.flower.calls import over_tls
-from fedax.flower.signature import Signer
+from fedax.sites import certificates
+from fedax.sites.calls import over_tls
+from fedax.sites.signature import Signer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.deployed_rounds import cpu
-from tests.flower.federation import Federation, wait_for
+from tests.sites.federation import Federation, wait_for
 
 CONFIG = """
 name = "idle"

@@ -14,8 +14,8 @@ import pytest
 import safetensors.numpy
 import scipy.stats
 
-pytest.importorskip("Crypto", reason="needs pip install 'fedax[flower]'")
-pytest.importorskip("cryptography", reason="needs pip install 'fedax[flower]'")
+pytest.importorskip("Crypto", reason="needs pip install 'fedax[deploy]'")
+pytest.importorskip("cryptography", reason="needs pip install 'fedax[deploy]'")
 
 import fedax
 from fedax.engine.places import fleet as fleets
@@ -626,6 +626,6 @@ def test_without_the_packages(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "Crypto.Protocol.SecretSharing", None)
-    with pytest.raises(fedax.ConfigError, match=r"masks .*pip install 'fedax\[flower\]'"):
+    with pytest.raises(fedax.ConfigError, match=r"masks .*pip install 'fedax\[deploy\]'"):
         masks.require()
     assert math.isfinite(len(json.dumps(Offer("", "", PART, "", {})._asdict())))

@@ -113,7 +113,7 @@ def test_a_job_that_loses_three_workers_is_named(started, tmp_path):
 def test_workers_end_within_three_seconds_of_a_command_that_is_killed(started, tmp_path, arguments, processes):
     """Once as soon as they are there, while they import, and once at work."""
     if arguments[0] == "deploy":
-        pytest.importorskip("flwr", reason="needs fedax[flower]")
+        pytest.importorskip("starlette", reason="needs fedax[deploy]")
     start, known = started
     for pause in (0.0, 6.0):
         command = start(*arguments, "--out", f"out{pause}")
