@@ -90,7 +90,7 @@ class Bench:
 
     def asked(self, name: str, has: tuple[str, ...] = ()) -> list[str]:
         """The questions that a node gets."""
-        status, content = self.call(name, "/question", {"has": has, "there": False})
+        status, content = self.call(name, "/question", {"has": has, "seconds": 0})
         assert status == 200, content
         return [Letter.read(each).id for each in unpacked(content)[0]["letters"]]
 
@@ -149,22 +149,22 @@ def test_a_key_is_good_for_its_part_only(bench: Bench) -> None:
     for path in ("/answers", "/end", "/nodes"):
         assert bench.call("a", path, {"has": [], "got": [], "start": ""})[0] == 403
     for path in ("/question", "/answer"):
-        assert bench.call("run", path, {"has": [], "there": False})[0] == 403
-    assert bench.call("a", "/question", {"has": [], "there": False}, number=bench.number("b"))[0] == 401
-    assert bench.call("a", "/question", {"has": [], "there": False}, number=7)[0] == 403
+        assert bench.call("run", path, {"has": [], "seconds": 0})[0] == 403
+    assert bench.call("a", "/question", {"has": [], "seconds": 0}, number=bench.number("b"))[0] == 401
+    assert bench.call("a", "/question", {"has": [], "seconds": 0}, number=7)[0] == 403
     other = bench.letter("b", run="0" * 32)[0]
     assert bench.call("run", "/questions", {"letters": [other.sent]}, parts)[0] == 400
 
 
 def test_a_request_is_taken_once_and_for_what_it_is(bench: Bench) -> None:
-    asks = packed({"has": [], "there": False})
+    asks = packed({"has": [], "seconds": 0})
     first = bench.request("a", "/question", asks)
     assert bench.send(*first)[0] == 200
     assert bench.send(*first) == (401, b"it came a second time")
     for changes, why in (
         ({"signed": f"/answer?as={bench.process['a']}"}, b"the signature is not of this request"),
         ({"signer": "b"}, b"the signature is not of this request"),
-        ({"sent": packed({"has": ["x"], "there": False})}, b"the body is not the one that was signed"),
+        ({"sent": packed({"has": ["x"], "seconds": 0})}, b"the body is not the one that was signed"),
         ({"start": "0" * 32}, b"it was signed for another start of the link"),
         ({"at": bench.link.now() - 61}, b"it was signed 61 s ago"),
         ({"at": bench.link.now() + 61}, b"it was signed -61 s ago"),
@@ -187,16 +187,16 @@ def test_what_was_taken_is_forgotten_when_it_is_too_old(bench: Bench, monkeypatc
     monkeypatch.setattr(link, "_MOST", 3)
     bench.asked("a")
     bench.asked("a")
-    assert bench.call("a", "/question", {"has": [], "there": False})[0] == 429
+    assert bench.call("a", "/question", {"has": [], "seconds": 0})[0] == 429
     assert bench.asked("b") == []  # others are not concerned
 
 
 def test_two_processes_with_one_key(bench: Bench) -> None:
     bench.asked("a")
-    refused = bench.call("a", "/question", {"has": [], "there": False}, process="f" * 32)
+    refused = bench.call("a", "/question", {"has": [], "seconds": 0}, process="f" * 32)
     assert refused == (409, b"another node with this key is running")
     bench.link.box.parties[bench.number("a")].last -= 10  # it has gone
-    assert bench.call("a", "/question", {"has": [], "there": False}, process="f" * 32)[0] == 200
+    assert bench.call("a", "/question", {"has": [], "seconds": 0}, process="f" * 32)[0] == 200
     assert bench.call("run", "/answers", {"has": [], "got": [], "start": ""}, process="f" * 32)[0] == 409
 
 
@@ -240,20 +240,19 @@ def _status(bench: Bench, scope: dict[str, Any], read: list[int]) -> int:
 
 
 def test_large_parts_have_their_bounds(bench: Bench) -> None:
-    have = lambda who, size: bench.call(who, "/have", {"digest": "0" * 64, "size": size})  # noqa: E731
+    def have(who: str, size: object, at: object = 0, body: bytes = b"", digit: str = "0") -> tuple[int, bytes]:
+        return bench.send(*bench.request(who, f"/parts/{digit * 64}?at={at}&size={size}", body, "PUT"))
+
     assert have("a", 10)[0] == 404  # it was not asked anything
     bench.ask("a")
     assert have("a", 10) == (200, packed({"have": 0}))
     assert have("a", 17 * MB)[0] == 413 and have("a", -1)[0] in (400, 413) and have("a", "x")[0] == 400
     assert [have("run", 16 * MB - k)[0] for k in range(3)][-1] == 200
-    for k in range(3):
-        bench.call("run", "/have", {"digest": f"{k}" * 64, "size": 16 * MB})
-    assert bench.call("run", "/have", {"digest": "f" * 64, "size": 16 * MB})[0] == 507
-    part = f"/parts/{'0' * 64}"
-    assert bench.send(*bench.request("a", f"{part}?at=5", b"x", "PUT"))[0] == 409
-    assert bench.send(*bench.request("a", f"{part}?at=0", b"x" * 11, "PUT"))[0] == 413
-    assert bench.send(*bench.request("a", f"{part}?at=x", b"x", "PUT"))[0] == 400
-    assert bench.send(*bench.request("a", f"{part}?at=0", b"y" * 10, "PUT"))[0] == 200
+    for digit in "123":
+        have("run", 16 * MB, digit=digit)
+    assert have("run", 16 * MB, digit="f")[0] == 507
+    assert have("a", 10, 5, b"x")[0] == 409 and have("a", 10, "x", b"x")[0] == 400
+    assert have("a", 10, 0, b"x" * 11)[0] == 413 and have("a", 10, 0, b"y" * 10)[0] == 200
     letter = bench.ask("a")
     forged = json.loads(letter.text) | {"parts": [["0" * 64, 10]]}
     text = json.dumps(forged)
@@ -274,7 +273,7 @@ def test_a_removed_node_is_nobody(bench: Bench) -> None:
     bench.ask("a")
     (bench.link.folder / "nodes" / "a.pub").unlink()
     bench.link.keys._next = 0.0
-    assert bench.call("a", "/question", {"has": [], "there": False}) == (403, b"the key is not known here")
+    assert bench.call("a", "/question", {"has": [], "seconds": 0}) == (403, b"the key is not known here")
 
 
 @pytest.mark.parametrize(
@@ -333,7 +332,7 @@ METHODS = ("GET", "POST", "HEAD", "PUT", "OPTIONS", "DELETE")
 def attack(bench: Bench, number: int, seed: int) -> dict[int, int]:
     """Send requests made from good ones by small changes; how many had which status."""
     rng, statuses = random.Random(seed), dict[int, int]()
-    tables: Any = [{"has": [], "there": False}, {"has": [], "got": [], "start": ""}, {"letters": []}, {}]
+    tables: Any = [{"has": [], "seconds": 0}, {"has": [], "got": [], "start": ""}, {"letters": []}, {}]
     tables += [{"letter": ["x", "y"]}, {"digest": "0" * 64, "size": 7}]
     for _ in range(number):
         who, path = rng.choice(("a", "b", "run")), rng.choice(PATHS)
@@ -436,7 +435,7 @@ def test_a_head_without_end_is_ended_by_its_size(tmp_path: Path) -> None:
 
 def test_a_body_that_comes_at_its_rate_is_taken(tmp_path: Path) -> None:
     with serving(tmp_path / "link") as (port, bench), socket.create_connection(("127.0.0.1", port)) as made:
-        body = packed({"has": [], "there": False, "more": "x" * 10_000})
+        body = packed({"has": [], "seconds": 0, "more": "x" * 10_000})
         _, target, headers, _ = bench.request("a", "/question", body)
         head = f"POST {target} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\nauthorization: "
         made.sendall(f"{head}{headers['authorization']}\r\n\r\n".encode())

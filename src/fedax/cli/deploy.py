@@ -45,7 +45,7 @@ def deploy_local(
     resume: Resume = False,
     allow_code: AllowCode = False,
     timeout: Timeout = 600.0,
-    ray: Annotated[bool, typer.Option("--ray", hidden=True)] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Gone: Flower starts its simulation by flwr run.")] = False,
 ) -> None:
     """Try a deployment on this machine: the link and the nodes are processes here.
 

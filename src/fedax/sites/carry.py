@@ -125,11 +125,10 @@ class Caller:
 
         def step() -> bool:
             nonlocal have
-            have = int(self.call("/have", part._asdict())[0]["have"])
-            if have < part.size:
-                pieces = lambda: (bytes(view[k : k + _PIECE]) for k in range(have, part.size, _PIECE))  # noqa: E731
-                path = f"/parts/{part.digest}?as={self.process}&at={have}"
-                sent = self._signed("PUT", path, part.digest, pieces, _SLOW, part.size - have)
+            for begin in (part.size, have):  # first without a body: what is there
+                pieces = lambda begin=begin: (bytes(view[k : k + _PIECE]) for k in range(begin, part.size, _PIECE))  # noqa: E731
+                path = f"/parts/{part.digest}?as={self.process}&at={begin}&size={part.size}"
+                sent = self._signed("PUT", path, part.digest, pieces, _SLOW, part.size - begin)
                 have = int(_unpacked(sent)[0]["have"])
             return have == part.size
 

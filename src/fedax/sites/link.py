@@ -83,7 +83,7 @@ class Link:
         for path, handler, who in (
             (_HELLO, self._hello, "any"), ("/nodes", self._nodes, "run"), ("/questions", self._questions, "run"),
             ("/answers", self._answers, "run"), ("/end", self._end, "run"), ("/question", self._question, "node"),
-            ("/answer", self._answer, "node"), ("/have", self._have, "any"),
+            ("/answer", self._answer, "node"),
         ):  # fmt: skip
             routes.append(Route(path, self._checked(handler, who), methods=["POST"]))
         routes.append(Route("/parts/{digest}", self._checked(self._part, "any"), methods=["GET"]))
@@ -214,19 +214,17 @@ class Link:
     async def _answers(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
         has, run = {*map(str, table["has"])}, request.query_params["as"]
         self.box.forget(map(str, table["got"]))
-        if table["start"] == self.start:  # else the run has not asked anything of this start yet
-            await self._wait(request, party, lambda: bool(self.box.answers(has)) or self.box.run != run)
+        seconds = POLL if table["start"] == self.start else 0.0  # it has not asked anything of this start yet
+        await self._wait(request, party, lambda: bool(self.box.answers(has)) or self.box.run != run, seconds)
         found = self.box.answers(has)
         here = [number for number in self.keys.look() if self.box.is_here(number)]
         return self._posted([(each.answer, each.answered) for each in found if each.answer], {"here": here})
 
     async def _question(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
-        has = {*map(str, table["has"])}
-        present = self.box.parties[party]
-        present.stale = not table["there"]  # a node that has just come wants to know at once whether it is known
-        ends = lambda: present.stale or party not in self.keys.known  # noqa: E731
-        await self._wait(request, party, lambda: ends() or self.box.question(party, has) is not None)
-        if party not in self.keys.known:
+        has, seconds = {*map(str, table["has"])}, min(POLL, float(table["seconds"]))
+        removed = lambda: party not in self.keys.known  # noqa: E731
+        await self._wait(request, party, lambda: removed() or self.box.question(party, has) is not None, seconds)
+        if removed():
             raise Refused(403, _UNKNOWN)
         found = self.box.question(party, has)
         return self._posted([] if found is None else [(found.question, found.asked)], {})
@@ -242,12 +240,12 @@ class Link:
         present.bell.set()
         return _answered({})
 
-    async def _wait(self, request: Request, party: int, found: Callable[[], bool]) -> None:
+    async def _wait(self, request: Request, party: int, found: Callable[[], bool], seconds: float) -> None:
         """Wait until there is something for a party, for as long as it is there."""
-        bell, until = self.box.parties[party].bell, time.monotonic() + POLL
+        bell, until = self.box.parties[party].bell, time.monotonic() + seconds
         left = asyncio.ensure_future(request.receive())  # comes when the party has gone
         try:
-            while not found() and not left.done() and not self.closing and (seconds := until - time.monotonic()) > 0:
+            while not found() and not left.done() and not self.closing and (seconds := until - time.monotonic()) > 0.0:
                 bell.clear()
                 rings = asyncio.ensure_future(bell.wait())
                 await asyncio.wait((rings, left), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -268,18 +266,13 @@ class Link:
                     small[part.digest] = content
         return _answered({**table, "letters": [letter.sent for letter, _ in letters]}, small.values())
 
-    async def _have(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
-        return _answered({"have": len(self.box.upload(party, Part(str(table["digest"]), int(table["size"]))).content)})
-
     async def _put(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
-        upload = self.box.uploads.get((party, request.path_params["digest"]))
-        if upload is None:
-            raise Refused(404, "it was not said that this comes")
-        at = _number(request, "at")
+        digest, at = request.path_params["digest"], _number(request, "at")
+        upload = self.box.upload(party, Part(digest, _number(request, "size")))
         async for piece in self._pieces(request, _size(request, upload.part.size)):
             upload.add(at, piece)
             at += len(piece)
-        return _answered({"have": at})
+        return _answered({"have": len(upload.content)})
 
     async def _part(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
         content = self.box.part(party, request.path_params["digest"])

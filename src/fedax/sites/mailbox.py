@@ -14,6 +14,7 @@ from fedax.sites.letters import Letter, Part
 RUN = -1  # the party that is the run; the others are nodes, by their numbers
 MOST = 16  # questions that may wait for one node
 _KEPT = 60.0  # seconds for which an upload that no letter names is kept, and a run that is gone
+_NO_QUESTION = "no question waits for this answer of this node"
 _GONE = 3.0  # seconds without an open request after which a party is gone
 
 
@@ -61,7 +62,6 @@ class Party:
         process: the random name of its process.
         open: how many requests of it are under way.
         changed: when it came or went, in Unix time.
-        stale: whether what it has said to have is not so any more.
         bell: is set when something waits for it.
     """
 
@@ -69,7 +69,6 @@ class Party:
     open: int = 0
     here: bool = False
     last: float = 0.0
-    stale: bool = False
     changed: float = 0.0
     bell: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
@@ -165,7 +164,7 @@ class Mailbox:
         """
         exchange = self.exchanges.get(letter.id)
         if exchange is None or exchange.answer is not None or not exchange.question.node == letter.node == node:
-            raise self._no_question(node)
+            raise Refused(404, _NO_QUESTION)
         exchange.answered = self._parts(node, letter, given)
         exchange.answer, exchange.asked = letter, []
         for each in [each for each in self.uploads if each[0] == node]:
@@ -201,13 +200,6 @@ class Mailbox:
         for key in [key for key, each in self.uploads.items() if now - each.touched > _KEPT]:
             del self.uploads[key]
 
-    def _no_question(self, node: int) -> Refused:
-        """The refusal of an answer; the node is to say anew what it has, as the question may yet come again."""
-        party = self.parties.setdefault(node, Party())
-        party.stale = True
-        party.bell.set()
-        return Refused(404, "this is no question that waits for an answer of this node")
-
     # ---- parts
 
     def upload(self, party: int, part: Part) -> Upload:
@@ -219,7 +211,7 @@ class Mailbox:
         if party != RUN and not any(
             each.question.node == party and not each.answer for each in self.exchanges.values()
         ):
-            raise self._no_question(party)
+            raise Refused(404, _NO_QUESTION)
         known = self.uploads.get((party, part.digest))
         if known is None or known.part != part or (len(known.content) == part.size and not known.whole):
             self._check_room(part.size)

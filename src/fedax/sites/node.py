@@ -29,6 +29,7 @@ from fedax.sites.signature import QUESTION, number_of
 _REMIND = 60.0  # seconds between lines that say that the link is not there
 _TAKEN = 40.0  # seconds after which a link has noticed that another process of this node is gone
 _REMOVED = 3.0  # seconds for which a key that was known may be unknown, while its file is replaced
+_BUSY = 2.0  # seconds between two requests for questions while one is answered
 _KEPT = 64 << 20  # bytes of answers that are kept, besides the last
 _UNTRUSTED = "this node does not know the key that signed the question: give it the link's new ca.pem"
 _ENTRY = struct.Struct("<QQ")  # the sizes of a head and of tensors, between a node and its worker
@@ -203,7 +204,8 @@ class _Node:
         waits = pauses()
         while not self.over.is_set():
             try:
-                asks = {"has": [*self._busy], "there": self._there}
+                # At first it asks whether it is known; at work it says often what it has, to a link started anew.
+                asks = {"has": [*self._busy], "seconds": 0 if not self._there else _BUSY if self._busy else POLL}
                 table, parts = self._caller.call("/question", asks, seconds=POLL + 15)
                 self._reached()
                 waits = pauses()

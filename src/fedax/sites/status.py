@@ -279,14 +279,15 @@ def registered(link: str, folder: Path) -> list[Table]:
 
     with connect(link, folder, run=False) as carrier:
         nodes = carrier.registered()
-    moment = lambda seconds: (
-        None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
-    )
     return [
         {"number": node["number"], "name": clean(node["name"]), "status": "online" if node["here"] else "offline",
-         "registered": moment(node["known"]), "since": moment(node["since"])}
+         "registered": _moment(node["known"]), "since": _moment(node["since"])}
         for node in nodes
     ]  # fmt: skip
+
+
+def _moment(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
 
 
 def joined(
