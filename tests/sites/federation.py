@@ -21,7 +21,7 @@ from fedax.sites import certificates, link, processes
 from tests.processes import SOON, children, is_running, wait_for
 
 PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
-TIMES = ("seconds", TIME, *TRAFFIC)  # the columns in which two equal runs may differ
+TIMES = ("seconds", "sha256", TIME, *TRAFFIC)  # the columns in which two equal runs may differ
 
 
 class Federation:

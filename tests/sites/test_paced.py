@@ -86,7 +86,7 @@ def arrivals(out: Path, method: str) -> int:
 @long
 @pytest.mark.parametrize("what", ["server", "worker", "link"])
 def test_killed_it_goes_on(federation: Federation, what: str) -> None:
-    out = federation.folder / what
+    out = federation.folder / f"killed-{what}"
     command = federation.start_run(out)
     wait_for(lambda: arrivals(out, "ca2fl") >= 7, 2 * SOON)
     if what == "server":
