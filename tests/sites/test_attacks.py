@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import random
+import secrets
 import socket
 import ssl
 import time
@@ -86,7 +87,7 @@ class Bench:
     def letter(self, name: str, head: dict[str, Any] | None = None, **changes: Any) -> tuple[Letter, list[bytes]]:
         parts = messages.closed(Message(head or {}))
         usual = {"run": self.process["run"], "start": self.link.start, "until": self.link.now() + 60} | changes
-        return question(self.keys["run"], self.number(name), parts=parts, **usual), parts
+        return question(self.keys["run"], self.number(name), parts=parts, id=secrets.token_hex(16), **usual), parts
 
     def asked(self, name: str, has: tuple[str, ...] = ()) -> list[str]:
         """The questions that a node gets."""
@@ -154,6 +155,8 @@ def test_a_key_is_good_for_its_part_only(bench: Bench) -> None:
     assert bench.call("a", "/question", {"has": [], "seconds": 0}, number=7)[0] == 403
     other = bench.letter("b", run="0" * 32)[0]
     assert bench.call("run", "/questions", {"letters": [other.sent]}, parts)[0] == 400
+    old = bench.letter("b", start="0" * 32)[0]
+    assert bench.call("run", "/questions", {"letters": [old.sent]}, parts)[0] == 503  # it is to be signed anew
 
 
 def test_a_request_is_taken_once_and_for_what_it_is(bench: Bench) -> None:

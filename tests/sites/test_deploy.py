@@ -147,7 +147,10 @@ def memory_at(federation: Federation, run: np.ndarray) -> list[bytes]:
         folder = federation.folder / f"{name}.state" / "site" / "memory"
         for row, client in enumerate(clients):
             number, process, count = run[int(client)].tolist()
-            results.append((folder / str(number) / f"{row}-{process}-{count}.safetensors").read_bytes())
+            content = (folder / str(number) / f"{row}-{process}-{count}.safetensors").read_bytes()
+            results.append(
+                content[8 + int.from_bytes(content[:8], "little") :]
+            )  # its head names the run
     return results
 
 

@@ -8,7 +8,6 @@ sent to the link once.
 import hashlib
 import json
 import re
-import secrets
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -98,11 +97,10 @@ class Letter(NamedTuple):
 
 
 def question(
-    key: EllipticCurvePrivateKey, node: int, run: str, start: str, until: float, parts: Sequence[bytes],
-    id: str | None = None,
+    key: EllipticCurvePrivateKey, node: int, run: str, start: str, until: float, parts: Sequence[bytes], id: str
 ) -> Letter:  # fmt: skip
-    """A question of a run, signed; ``id``: of one that is asked again."""
-    fields = {"id": id or secrets.token_hex(16), "node": node, "run": run, "start": start, "until": until, "failed": ""}
+    """A question of a run, signed."""
+    fields = {"id": id, "node": node, "run": run, "start": start, "until": until, "failed": ""}
     return _written(key, QUESTION, fields, parts)
 
 

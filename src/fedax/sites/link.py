@@ -206,6 +206,8 @@ class Link:
             letter = Letter.read(given)
             if letter.run != self.box.run:
                 raise Refused(400, "it is a question of another run")
+            if letter.start != self.start:
+                raise Refused(503, "it was signed for another start of the link")  # the run signs it anew
             why = self.box.ask(letter, parts) if letter.node in self.keys.known else "the link does not know this node"
             if why:
                 refused[letter.id] = why

@@ -243,6 +243,9 @@ class _Node:
     def _work(self) -> None:
         while (taken := self._questions.get()) is not None and not self.over.is_set():
             letter, parts = taken
+            if letter.until < self._caller.now():  # nobody waits for its answer any more
+                self._busy.discard(letter.id)
+                continue
             if letter.id not in self._kept:
                 try:
                     answer = self.worker.ask(parts, self.over)

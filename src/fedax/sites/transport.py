@@ -4,9 +4,10 @@ import concurrent.futures
 import contextlib
 import functools
 import queue
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,27 +186,21 @@ class LinkTransport:
         self, messages: Mapping[int, Message], timeout: float,
         answers: "queue.SimpleQueue[tuple[str, Message | Failure]]", own: dict[str, _Asked],
     ) -> _Came:  # fmt: skip
-        until, letters = time.monotonic() + timeout, []
+        until, ids = time.monotonic() + timeout, list[str]()
         shared: dict[bytes, bytes] = {}  # equal parts are one object
         for node, message in messages.items():
             parts = [shared.setdefault(part, part) for part in closed(message)]
-            letter = self._letter(node, parts, timeout)
-            own[letter.id] = self._waiting[letter.id] = _Asked(node, parts, until, answers)
-            self.sent += letter.size
-            letters.append((letter, parts))
+            ids.append(id := secrets.token_hex(16))
+            own[id] = self._waiting[id] = _Asked(node, parts, until, answers)
         failures: _Came = []
-        for id, why in self._patiently(lambda: self._post(letters)).items():
+        for id, why in self._patiently(lambda: self._post(ids)).items():
             if (asked := own.pop(id, None)) is not None:
                 self._waiting.pop(id, None)
                 failures.append((asked.node, Failure(why, True)))
         return failures
 
-    def _letter(self, node: int, parts: list[bytes], seconds: float, id: str | None = None) -> Letter:
-        until = self._caller.now() + seconds + _SPARE
-        return question(self._secret(), node, self._caller.process, self._caller.start, until, parts, id)
-
-    def _post(self, letters: list[tuple[Letter, list[bytes]]]) -> dict[str, str]:
-        """Bring questions to the link, large parts first; returns why it does not take some, by their names."""
+    def _post(self, ids: Iterable[str]) -> dict[str, str]:
+        """Bring questions to the link, signed for its start, large parts first; why it does not take some."""
         refused: dict[str, str] = {}
         uploaded: set[str] = set()
         batch: list[Letter] = []
@@ -213,12 +208,18 @@ class LinkTransport:
 
         def post() -> None:
             table, _ = self._caller.call("/questions", {"letters": [each.sent for each in batch]}, small.values())
+            self.sent += sum(each.size for each in batch)
             refused.update(table["refused"])
             batch.clear()
             small.clear()
 
-        for letter, parts in letters:
-            for part, content in zip(letter.parts, parts, strict=True):
+        for id in ids:
+            if (asked := self._waiting.get(id)) is None:
+                continue
+            until = self._caller.now() + asked.until - time.monotonic() + _SPARE
+            run, start = self._caller.process, self._caller.start
+            letter = question(self._secret(), asked.node, run, start, until, asked.parts, id)
+            for part, content in zip(letter.parts, asked.parts, strict=True):
                 if part.size <= SMALL:
                     small[part.digest] = content
                 elif part.digest not in uploaded:
@@ -288,12 +289,9 @@ class LinkTransport:
             asked.answers.put((letter.id, answer))
 
     def _ask_again(self) -> None:
-        letters, now = [], time.monotonic()
-        for id, each in [*self._waiting.items()]:
-            letters.append((self._letter(each.node, each.parts, each.until - now, id), each.parts))
         self._start = self._caller.start
         self._has.clear()
-        self._patiently(lambda: self._post(letters))
+        self._patiently(lambda: self._post([*self._waiting]))
 
     # ---- the link
 
