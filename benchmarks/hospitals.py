@@ -101,7 +101,7 @@ def _open(typed: Typed, folder: pathlib.Path, address: str) -> None:
         for there in ("nodes", "link/nodes"):
             shutil.copy(folder / f"{name}.pub", folder / there)
     for name in NAMES:
-        more = ["--key", name, "--policy", "policy.toml", "--roster", "nodes", "--poll", 0.1]
+        more = ["--key", name, "--policy", "policy.toml", "--roster", "nodes"]
         words = ["deploy", "node", "--link", address, "--ca", "link/ca.pem", "--data", f"tables/{name}.csv", *more]
         typed.start(name, "this is node", *words)
 

@@ -206,7 +206,7 @@ class Reader:
             if name in self.kept:
                 self.end(name)
             own = line.replace("node7", name).replace("hospital-7", f"hospital-{name[-1]}")
-            self.start(name, [*words(own), "--poll", "1"])
+            self.start(name, words(own))
         for name in names:
             self.wait(name, ("this is node", "does not know the key"))
 

@@ -148,9 +148,7 @@ def memory_at(federation: Federation, run: np.ndarray) -> list[bytes]:
         for row, client in enumerate(clients):
             number, process, count = run[int(client)].tolist()
             content = (folder / str(number) / f"{row}-{process}-{count}.safetensors").read_bytes()
-            results.append(
-                content[8 + int.from_bytes(content[:8], "little") :]
-            )  # its head names the run
+            results.append(content[8 + int.from_bytes(content[:8], "little") :])  # its head names the run
     return results
 
 

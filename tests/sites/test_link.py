@@ -23,9 +23,12 @@ import httpx
 import jax.numpy as jnp
 
 from fedax.engine.places.nodes import Failure, Message, packed, unpacked
+from fedax.engine.places.roster import private_key
 from fedax.errors import FedaxError, NodeError
-from fedax.sites import certificates, link, processes, transport
+from fedax.sites import carry, certificates, link, processes, transport
 from fedax.sites import node as nodes
+from fedax.sites.letters import Letter
+from fedax.sites.signature import number_of
 from tests import long
 
 from .federation import SOON, children, is_running, wait_for
@@ -419,6 +422,65 @@ def test_behind_a_proxy_that_ends_tls(network: Network, tmp_path: Path) -> None:
             network.commands["far"].terminate()
             assert network.commands.pop("far").wait(SOON) == 0
             (network.link / "nodes" / "far.pub").unlink()
+
+
+def test_a_question_that_the_run_has_not_signed_is_not_answered(network: Network) -> None:
+    """As a proxy that ends TLS, or a link in other hands, could make one."""
+    with network.connect() as made:
+        node = network.number("n0")
+        wait_for(lambda: node in made.nodes())
+        before = answers(made, {node: Message({})})[node].head["calls"]
+        made._secret = private_key_of(network, "n1")
+        reply = answers(made, {node: Message({})})[node]
+        assert "does not know the key that signed the question" in reply.head["error"]
+        made._secret = lambda: certificates.load_secret(network.link)
+        assert answers(made, {node: Message({})})[node].head["calls"] == before + 1  # the worker was not asked
+
+
+def test_an_answer_that_the_node_has_not_signed_is_not_taken(network: Network) -> None:
+    certificates.make_node_key(network.folder / "liar")
+    shutil.copy(network.folder / "liar.pub", network.link / "nodes")
+    key, other = private_key_of(network, "liar"), private_key_of(network, "n0")
+    caller = carry.Caller(network.address, network.ca, key)
+    node, came = number_of(key().public_key()), list[Any]()
+
+    def here() -> bool:
+        with contextlib.suppress(carry.Refused):
+            caller.call("/question", {"has": [], "seconds": 0})
+            return True
+        return False
+
+    try:
+        wait_for(here)
+        with network.connect() as made:
+            wait_for(lambda: here() and node in made.nodes())
+            thread = threading.Thread(target=lambda: came.extend(made.ask({node: Message({})}, SOON)))
+            thread.start()
+            table, _ = caller.call("/question", {"has": [], "seconds": 20})
+            letter = Letter.read(table["letters"][0])
+            caller.call("/answer", {"letter": letter.answered(other(), [b"{}"]).sent}, [b"{}"])
+            thread.join()
+        assert came == [(node, Failure("the answer is not signed by the node", False))]
+    finally:
+        caller.close()
+        (network.link / "nodes" / "liar.pub").unlink()
+
+
+def private_key_of(network: Network, name: str) -> Any:
+    key = private_key(network.folder / name)
+    return lambda: key
+
+
+def test_a_greeting_of_another_is_none(network: Network, tmp_path: Path) -> None:
+    """A site whose file has the link's certificate, but not its key, does not take its time from anybody."""
+    link.prepare(other := tmp_path / "other", ["127.0.0.1"])
+    cut = "-----BEGIN PUBLIC KEY"
+    ca = tmp_path / "ca.pem"
+    ca.write_text(network.ca.read_text().partition(cut)[0] + cut + (other / "ca.pem").read_text().partition(cut)[2])
+    caller = carry.Caller(network.address, ca, private_key_of(network, "n0"))
+    with pytest.raises(NodeError, match=r"is not the link of .*: its greeting is not signed"):
+        caller.hello()
+    caller.close()
 
 
 @contextlib.contextmanager

@@ -167,11 +167,8 @@ def _certificate(
 ) -> x509.Certificate:
     """The certificate of a server, or of an authority, which has no ``issuer``."""
     subject, authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), issuer is None
-    usage = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
-         "decipher_only"), False,
-    )  # fmt: skip
-    usage |= {"digital_signature": True, "key_cert_sign": authority, "crl_sign": authority}
+    # to sign; not for contents, keys, data, agreement; to sign certificates and lists of them; neither way alone
+    usage = x509.KeyUsage(True, False, False, False, False, authority, authority, False, False)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -183,7 +180,7 @@ def _certificate(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
-        .add_extension(x509.KeyUsage(**usage), critical=True)
+        .add_extension(usage, critical=True)
     )
     if hosts:
         builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_alternative, hosts))), critical=False)
