@@ -36,6 +36,8 @@ MB = 1 << 20
 class Bench:
     """A link's web service without a network; two nodes, ``a`` and ``b``, and a run."""
 
+    listener: Listener  # where it has a network
+
     def __init__(self, folder: Path, room: int = 64 * MB, limits: Limits = Limits()):
         link.prepare(folder, ["127.0.0.1"])
         for name in "ab":
@@ -386,6 +388,7 @@ def serving(folder: Path, limits: Limits = FAST) -> Iterator[tuple[int, Bench]]:
     """A link at a port of this machine, without TLS."""
     bench, port = Bench(folder, limits=limits), free_port()
     with Listener(("127.0.0.1", port), limits) as listener, link.serving(bench.link, listener):
+        bench.listener = listener
         yield port, bench
     bench.close()
 
@@ -427,6 +430,16 @@ def test_slow_connections_are_ended(tmp_path: Path, begin: bytes, more: bytes) -
             head = f"POST {target} HTTP/1.1\r\nhost: a\r\ncontent-length: 10000\r\nauthorization: "
             begin = f"{head}{headers['authorization']}\r\n\r\n".encode()
         assert dribble(port, begin, more) < 1000
+
+
+def test_answers_are_not_held_back(tmp_path: Path) -> None:
+    """asyncio lets small packets go at once where it knows that a connection is of TCP; else each takes 40 ms."""
+    with serving(tmp_path / "link") as (port, bench), socket.create_connection(("127.0.0.1", port)):
+        deadline = time.monotonic() + 20
+        option = socket.IPPROTO_TCP, socket.TCP_NODELAY
+        while not any(each.getsockopt(*option) for each in bench.listener.open.values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_a_head_without_end_is_ended_by_its_size(tmp_path: Path) -> None:
