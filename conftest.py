@@ -1,4 +1,4 @@
-"""What holds for all tests and doctests; those of what needs Flower or PyTorch are collected where it is installed."""
+"""What holds for all tests and doctests; those of what needs other packages are collected where it is installed."""
 
 import contextlib
 import functools
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 # They have no doctests; mutants.py needs coverage.
-collect_ignore_glob = ["tests/flower/kills.py", "tests/flower/federation.py", "tests/mutants.py"]
+collect_ignore_glob = ["tests/sites/kills.py", "tests/sites/federation.py", "tests/mutants.py"]
 collect_ignore_glob.append("docs/methods/*")  # tests/test_method_pages.py runs them
-if not importlib.util.find_spec("flwr"):
-    collect_ignore_glob += ["src/fedax/flower/*", "src/fedax/engine/places/masks.py", "tests/flower/attacks.py"]
+if not importlib.util.find_spec("starlette"):
+    collect_ignore_glob += ["src/fedax/sites/*", "src/fedax/engine/places/masks.py"]
 if not importlib.util.find_spec("torch"):
     collect_ignore_glob.append("tests/tasks/torch_models.py")
 if not importlib.util.find_spec("griffe"):
@@ -21,9 +21,9 @@ if not importlib.util.find_spec("griffe"):
 # What stands in these places has a marker (pyproject.toml), and what stands for it in the default suite.
 MARKED = {
     "deploy": (
-        "tests/flower/", "tests/engine/test_desks.py", "tests/engine/test_identity.py", "tests/engine/test_masks.py",
-        "tests/engine/test_paced.py", "tests/engine/test_policy.py", "tests/engine/test_remote.py",
-        "tests/engine/test_secure.py", "tests/engine/test_signals.py",
+        "tests/sites/", "tests/engine/test_attacks.py", "tests/engine/test_desks.py", "tests/engine/test_identity.py",
+        "tests/engine/test_masks.py", "tests/engine/test_paced.py", "tests/engine/test_policy.py",
+        "tests/engine/test_remote.py", "tests/engine/test_secure.py", "tests/engine/test_signals.py",
     ),
     "docs": (
         "README.md", "docs/", "src/", "tests/experiments/test_notebook.py", "tests/test_method_pages.py",
@@ -36,11 +36,11 @@ MARKED = {
         "tests/algorithms/test_identities.py", "tests/test_conformance.py",
     ),
     "tasks": ("tests/tasks/", "tests/engine/test_saved.py", "tests/engine/test_trainable.py"),
-    "hostile": ("tests/test_hostile.py", "tests/flower/test_attacks.py", "tests/wire/test_bad_clients.py"),
+    "hostile": ("tests/test_hostile.py", "tests/sites/test_attacks.py", "tests/wire/test_bad_clients.py"),
     "cluster": (
         "tests/engine/test_machines.py", "tests/engine/test_memory.py", "tests/engine/test_mesh.py",
         "tests/engine/test_peak.py", "tests/engine/test_precision.py", "tests/engine/test_processes.py",
-        "tests/experiments/test_cluster.py", "tests/flower/test_ray.py",
+        "tests/experiments/test_cluster.py",
     ),
 }  # fmt: skip
 SMOKE = (
@@ -51,7 +51,7 @@ SMOKE = (
     "tests/engine/test_remote.py::test_every_method_at_nodes",
     "tests/experiments/test_cluster.py::test_a_study_by_an_executor",
     "tests/experiments/test_runs.py",
-    "tests/flower/test_attacks.py::test_a_node_does_not_answer_for_another",
+    "tests/sites/test_attacks.py::test_a_node_does_not_answer_for_another",
     "tests/privacy/test_factorization.py",
     "tests/tasks/test_losses.py",
     "tests/test_conformance.py::test_two_of_fedax_s_own_methods_hold_what_is_cheap_to_check",

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.flower.federation import Federation, rows_of
+from tests.sites.federation import Federation, rows_of
 
 CONFIG = """
 name = "rounds"
@@ -57,7 +57,7 @@ def rounds_of(federation: Federation, out: Path) -> tuple[list[float], float]:
         done = len([row for row in rows if (row["label"], row["seed"]) == (rows[0]["label"], rows[0]["seed"])])
         if done > len(seen):
             seen += [now] * (done - len(seen))
-            used = cpu(federation.superlink())
+            used = cpu(federation.commands["link"].pid)
             first = first or (used if len(seen) >= 3 else 0.0)
     assert command.returncode == 0, federation.output("run")
     gaps = [after - before for before, after in itertools.pairwise(seen[2:])]
@@ -70,7 +70,7 @@ def main() -> None:
     given = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as folder:
-        federation = Federation(Path(folder), config(given.rounds, METHODS[:1], 1), poll=3.0)
+        federation = Federation(Path(folder), config(given.rounds, METHODS[:1], 1))
         federation.start_all()
         try:
             results = []
@@ -83,9 +83,9 @@ def main() -> None:
                 )
                 results.append(middle)
                 time.sleep(30)  # until the nodes ask seldom again
-                before = cpu(federation.superlink())
+                before = cpu(federation.commands["link"].pid)
                 time.sleep(IDLE)
-                used = (cpu(federation.superlink()) - before) / IDLE
+                used = (cpu(federation.commands["link"].pid) - before) / IDLE
                 print(f"idle after it: link {used:.4f} s of CPU a second, with three nodes")
             print(f"nine runs one after another would take {9 * results[0] / results[1]:.1f} times as long")
         finally:

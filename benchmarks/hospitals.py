@@ -21,7 +21,7 @@ import safetensors.numpy
 from sklearn.datasets import load_breast_cancer
 
 from fedax.experiments import read
-from fedax.flower.processes import free_port
+from fedax.sites.processes import free_port
 
 NAMES = ("north", "south", "west")
 # A strict policy lets no figure of fewer than 50 held-out rows leave; three tenths of a hospital are 57.
@@ -93,7 +93,7 @@ def _open(typed: Typed, folder: pathlib.Path, address: str) -> None:
     typed.run("deploy", "policy", "policy.toml")
     port = address.rpartition(":")[2]
     typed.start("link", "is ready", "deploy", "link", "--host", "127.0.0.1", "--port", port)
-    from fedax.flower.certificates import make_node_key
+    from fedax.sites.certificates import make_node_key
 
     (folder / "nodes").mkdir()
     for name in NAMES:
@@ -101,7 +101,7 @@ def _open(typed: Typed, folder: pathlib.Path, address: str) -> None:
         for there in ("nodes", "link/nodes"):
             shutil.copy(folder / f"{name}.pub", folder / there)
     for name in NAMES:
-        more = ["--key", name, "--policy", "policy.toml", "--roster", "nodes", "--poll", 0.1]
+        more = ["--key", name, "--policy", "policy.toml", "--roster", "nodes"]
         words = ["deploy", "node", "--link", address, "--ca", "link/ca.pem", "--data", f"tables/{name}.csv", *more]
         typed.start(name, "this is node", *words)
 

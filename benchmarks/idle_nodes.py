@@ -1,7 +1,7 @@
-"""The CPU load of a link with many idle nodes, in CPU seconds a second.
+"""The cost of a link with many idle nodes, in CPU seconds a second.
 
-The nodes are threads of this process with a key each. They do what a SuperNode does while there is no run: a request
-for messages every three seconds, and a heartbeat every thirty.
+The nodes are threads of this process with a key each. They do what a node does while there is no run: a request for
+questions that waits at the link.
 
     python benchmarks/idle_nodes.py [--nodes 100] [--seconds 60]
 """
@@ -13,22 +13,14 @@ import threading
 import time
 from pathlib import Path
 
-import httpx
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-
 from fedax.engine.places.roster import private_key
-from fedax.flower import certificates
-from fedax.flower.calls import over_tls
-from fedax.flower.signature import Signer
+from fedax.sites import certificates
+from fedax.sites.carry import Away, Caller, Refused
+from fedax.sites.link import POLL
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.deployed_rounds import cpu
-from tests.flower.federation import Federation, wait_for
+from tests.sites.federation import Federation, wait_for
 
 CONFIG = """
 name = "idle"
@@ -37,41 +29,29 @@ task = {name = "softmax_regression"}
 run = {rounds = 1, batch_size = 32, seeds = 1}
 methods = [{name = "fedavg", lr = 0.1}]
 """
-POLL = 3.0  # seconds between two requests of a node: the default of `fedax deploy node`
 
 
 class Idle(threading.Thread):
-    """A node that polls the link and gets no message."""
+    """A node that asks the link for questions and gets none."""
 
     def __init__(self, federation: Federation, name: str, until: threading.Event) -> None:
         super().__init__(daemon=True)
-        private = private_key(federation.folder / name)
-        self.key, self.until, self.requests, self.failed = private.public_key(), until, 0, 0
-        signer = Signer(private, self.key)
-        self.client = over_tls(FleetHttpClient, federation.address, federation.link / "ca.pem", [signer])
+        key = private_key(federation.folder / name)
+        self.until, self.requests, self.failed = until, 0, 0
+        self.caller = Caller(federation.address, federation.link / "ca.pem", lambda: key)
 
-    def activate(self) -> bool:
-        """Activate the node; false if the link does not know its key yet."""
-        request = ActivateNodeRequest(
-            public_key=public_key_to_bytes(self.key), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
-        )
+    def ask(self, seconds: float) -> bool:
+        """Ask for questions; false if the link does not answer."""
         try:
-            self.node = Node(node_id=self.client.ActivateNode(request).node_id)
-        except httpx.HTTPError:
+            self.caller.call("/question", {"has": [], "seconds": seconds}, seconds=POLL + 15)
+        except (Away, Refused):
             return False
         return True
 
     def run(self) -> None:
-        beat = time.monotonic()
-        while not self.until.wait(POLL):
-            try:
-                self.client.PullMessages(PullMessagesRequest(node=self.node))
-                self.requests += 1
-                if time.monotonic() - beat > HEARTBEAT_DEFAULT_INTERVAL:
-                    beat = time.monotonic()
-                    self.client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=60))
-            except httpx.HTTPError:
-                self.failed += 1
+        while not self.until.is_set():
+            self.failed += not self.ask(POLL)
+            self.requests += 1
 
 
 def main() -> None:
@@ -88,22 +68,21 @@ def main() -> None:
             for name in names:
                 federation.make_key(name)
             nodes = [Idle(federation, name, until) for name in names]
-            for k, node in enumerate(nodes):
-                wait_for(node.activate)
+            for node in nodes:
+                wait_for(lambda node=node: node.ask(0.0))
                 node.start()
-                time.sleep(POLL / given.nodes * (k < given.nodes))  # not all at once
-            time.sleep(5)
-            watched = [federation.superlink(), federation.commands["link"].pid]
-            before, requests = [cpu(each) for each in watched], sum(node.requests for node in nodes)
+                time.sleep(POLL / given.nodes)  # not all at once
+            process = federation.commands["link"].pid
+            before, requests = cpu(process), sum(node.requests for node in nodes)
             time.sleep(given.seconds)
-            used = [(cpu(each) - then) / given.seconds for each, then in zip(watched, before, strict=True)]
+            used = (cpu(process) - before) / given.seconds
             requests, failed = sum(node.requests for node in nodes) - requests, sum(node.failed for node in nodes)
         finally:
             until.set()
             federation.end()
     print(
-        f"{given.nodes} idle nodes, {requests / given.seconds:.1f} requests a second, {failed} failed: the SuperLink "
-        f"{used[0]:.3f}, its supervisor {used[1]:.3f} seconds of CPU a second"
+        f"{given.nodes} idle nodes, {requests / given.seconds:.1f} requests a second, {failed} failed: "
+        f"the link {used:.3f} seconds of CPU a second"
     )
 
 

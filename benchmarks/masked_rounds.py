@@ -30,7 +30,7 @@ from fedax.engine.places.policy import STRICT, Policy
 from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Site
 from fedax.engine.train import train
-from fedax.flower.certificates import make_node_key
+from fedax.sites.certificates import make_node_key
 
 CLASSES, EXAMPLES, ROUNDS = 10, 200, 10
 OPTIONS = {"rounds": ROUNDS, "work": fedax.Steps(5), "batch_size": 20}

@@ -1057,11 +1057,11 @@ def status_file() -> bytes:
 def read_status(folder: Path, content: bytes) -> Any:
     """Read, and shown in the terminal and on the page."""
     from fedax.cli.status import _as_text
-    from fedax.flower import status, status_page
+    from fedax.sites import page, status
 
     write(folder / status.FILE, content)
     result = status.joined(status.read_file(folder), None, "the link is gone")
-    text = _as_text(result) + json.dumps(result, allow_nan=False) + status_page.body(result, lambda folder: "")
+    text = _as_text(result) + json.dumps(result, allow_nan=False) + page.body(result, lambda folder: "")
     assert text.replace("\n", "").isprintable(), "something moves the cursor"
 
 
@@ -1143,7 +1143,7 @@ def message(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def message_of_bytes(content: bytes) -> Any:
-    """The message, as :func:`fedax.flower.records.unpack` gives it; ``None`` if it would refuse the bytes."""
+    """The message, as :func:`fedax.sites.messages.opened` gives it; ``None`` if it would refuse the bytes."""
     from fedax.engine.places.nodes import Message
 
     head, _, arrays = content.partition(b"\x00")
@@ -1456,8 +1456,8 @@ def main(name: str, number: int, most: float = math.inf) -> None:
     watched += ["fedax.data.transform", "fedax.data.summaries"]
     watched += [
         "fedax.cli.status",
-        "fedax.flower.status",
-        "fedax.flower.status_page",
+        "fedax.sites.status",
+        "fedax.sites.page",
         "fedax.engine.places.site",
         "fedax.engine.places.agreement",
         "fedax.engine.places.received",

@@ -25,8 +25,8 @@ from fedax.cli import app
 from fedax.data import Transform
 from fedax.experiments import clients, read
 from fedax.federation.census import Census
-from fedax.flower import deploy
-from fedax.flower.processes import free_port
+from fedax.sites import deploy
+from fedax.sites.processes import free_port
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = {
@@ -52,11 +52,11 @@ LEFT_OUT = {
     "python3 -m venv .venv": "installs; .ci/run does it",
     "pip install": "installs; .ci/run does it",
     'pip install -e ".[dev]" && pytest': "installs, and runs these tests",
-    "fedax deploy local": "tests/flower/test_deploy.py runs it",
+    "fedax deploy local": "tests/sites/test_deploy.py runs it",
     "fedax run own.toml": "tests/experiments/test_own.py runs it",
     "fedax run experiment.toml --resume": "goes on with a run that was killed: tests/experiments/test_resume.py",
     "fedax deploy run link/tables/experiment.toml --link fed.example.org:9443 --resume": "the same over nodes: "
-    "tests/flower/test_deploy.py",
+    "tests/sites/test_deploy.py",
     "fedax run runs/digits-sweep-1/best.toml": "comes after a sweep of an hour: tests/experiments/test_tuning.py",
     "fedax run fednova-figure": "takes minutes: benchmarks/ run it",
     "fedax diagnose runs/digits-1": "choosing.md types it, of another run",
@@ -69,13 +69,13 @@ LEFT_OUT = {
     "fedax deploy node --link fed.example.org:9443 --data hospital-7 --key node7 --noise": "as deploy.md starts it; "
     "its noise: tests/engine/test_remote.py",
     "fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --roster": "needs other nodes' "
-    "keys: tests/flower/test_deploy.py",
+    "keys: tests/sites/test_deploy.py",
     "fedax check mine.py:MyMethod": "tests/test_conformance.py has a method of its own",
-    "useradd --system": "makes a user: tests/flower/test_it.py verifies the units",
+    "useradd --system": "makes a user: tests/sites/test_it.py verifies the units",
     "python3 -m venv /opt/fedax": "installs; .ci/run does it",
-    "cp packaging/fedax-link.service": "installs: tests/flower/test_it.py verifies the units",
+    "cp packaging/fedax-link.service": "installs: tests/sites/test_it.py verifies the units",
     "systemctl enable": "the same",
-    "podman build": "tests/flower/test_it.py builds it, where there is a tool",
+    "podman build": "tests/sites/test_it.py builds it, where there is a tool",
     "podman run": "the same",
     "import math\n\nimport fedax\nimport optuna": "needs Optuna",
     "task = fedax.tasks.from_torch": "needs PyTorch: tests/tasks has it",
@@ -206,7 +206,7 @@ class Reader:
             if name in self.kept:
                 self.end(name)
             own = line.replace("node7", name).replace("hospital-7", f"hospital-{name[-1]}")
-            self.start(name, [*words(own), "--poll", "1"])
+            self.start(name, words(own))
         for name in names:
             self.wait(name, ("this is node", "does not know the key"))
 

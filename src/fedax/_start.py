@@ -70,7 +70,7 @@ def keep_compiled() -> None:
 def reach_directly(*hosts: str) -> None:
     """Let no proxy of the environment stand before this machine, or before these addresses of its own.
 
-    It is for this process and those that it starts, Flower's and JAX's among them.
+    It is for this process and those that it starts, JAX's among them.
     """
     if not any(name.lower().endswith("_proxy") for name in os.environ):
         return

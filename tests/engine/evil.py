@@ -38,7 +38,7 @@ from fedax.engine.places.nodes import Message, packed
 from fedax.engine.places.policy import STRICT
 from fedax.experiments.config.experiment import problem_of
 from fedax.federation.census import Census
-from fedax.flower.deploy import answering
+from fedax.sites.deploy import answering
 from fedax.wire.secure import most
 
 FEATURES = 3

@@ -22,9 +22,9 @@ import safetensors.numpy
 import scipy.stats
 from hypothesis import strategies as st
 
-pytest.importorskip("Crypto", reason="needs pip install 'fedax[flower]'")
-pytest.importorskip("cryptography", reason="needs pip install 'fedax[flower]'")
-pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
+pytest.importorskip("Crypto", reason="needs pip install 'fedax[deploy]'")
+pytest.importorskip("cryptography", reason="needs pip install 'fedax[deploy]'")
+pytest.importorskip("uvicorn", reason="needs pip install 'fedax[deploy]'")
 
 import fedax
 from fedax.data import FederatedData

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-pytest.importorskip("Crypto", reason="needs pip install 'fedax[flower]'")
-pytest.importorskip("cryptography", reason="needs pip install 'fedax[flower]'")
+pytest.importorskip("Crypto", reason="needs pip install 'fedax[deploy]'")
+pytest.importorskip("cryptography", reason="needs pip install 'fedax[deploy]'")
 
 import fedax
 from fedax.engine.places import masks

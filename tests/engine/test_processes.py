@@ -19,7 +19,7 @@ import pytest
 import fedax
 from fedax.engine import processes
 from fedax.errors import ConfigError
-from fedax.flower.processes import free_port
+from fedax.sites.processes import free_port
 
 from .. import long
 from .problem import DATA

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-pytest.importorskip("Crypto", reason="needs pip install 'fedax[flower]'")
-pytest.importorskip("cryptography", reason="needs pip install 'fedax[flower]'")
+pytest.importorskip("Crypto", reason="needs pip install 'fedax[deploy]'")
+pytest.importorskip("cryptography", reason="needs pip install 'fedax[deploy]'")
 
 
 import fedax
@@ -426,6 +426,6 @@ def test_without_the_packages(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "Crypto.Protocol.SecretSharing", None)
-    with pytest.raises(fedax.ConfigError, match=r"masks .*pip install 'fedax\[flower\]'"):
+    with pytest.raises(fedax.ConfigError, match=r"masks .*pip install 'fedax\[deploy\]'"):
         masks.require()
     assert math.isfinite(len(json.dumps(Offer("", "", masks.Part(1, 0.5, 0.5), masks.Rules(1, 0.9), "", {})._asdict())))

@@ -144,7 +144,7 @@ def test_a_defect_wherever_it_shows_is_one_line_and_exit_code_70(monkeypatch, ca
 )
 def test_a_defect_in_any_command(command, monkeypatch, tmp_path):
     import fedax.citations
-    from fedax.flower import deploy, link
+    from fedax.sites import deploy, link
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for place, name in ((fedax.citations, "cite"), (lookup, "two_columns"), (deploy, "node"), (link, "run")):

@@ -14,7 +14,7 @@ import pandas
 import pytest
 import typer
 
-pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
+pytest.importorskip("starlette", reason="needs pip install 'fedax[deploy]'")
 
 import fedax
 from fedax import cli
@@ -24,7 +24,7 @@ from fedax.data.tables import read_table
 from fedax.experiments import build, execute, new_folder, read_toml, toml
 from fedax.experiments.study import read_study
 from fedax.experiments.study.results import keep
-from fedax.flower import link
+from fedax.sites import link
 
 RECIPE = """
 data = {name = "quadratics", clients = 2, dimension = 1}

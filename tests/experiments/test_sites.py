@@ -77,7 +77,7 @@ def sites(tables: pathlib.Path, folder: pathlib.Path, limits: dict[int, Policy] 
 
 def at_nodes(config: dict[str, Any], here: Here) -> Experiment:
     """The configuration of a run folder over nodes, as ``fedax deploy run`` takes it."""
-    deploy = pytest.importorskip("fedax.flower.deploy")
+    deploy = pytest.importorskip("fedax.sites.deploy")
     return build(deploy.with_nodes_data(config, None), Fleet(here, timeout=30.0))
 
 

@@ -11,12 +11,11 @@ import typer.core
 
 from fedax._start import share_gpu
 from fedax.cli import status, tables
-from fedax.cli.console import echo, open_console
-from fedax.cli.running import AllowCode, Out, Resume, Set, carry_out, finish, open_folder, read_config, writing
-from fedax.cli.show import show_choices
+from fedax.cli.console import echo
+from fedax.cli.running import AllowCode, Out, Resume, Set, carry_out, finish, read_config
 
 if TYPE_CHECKING:
-    from fedax.experiments import Experiment, Record
+    pass
 
 Timeout = Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How long to wait for the answer of a node.")]
 Link = Annotated[str, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)]
@@ -46,7 +45,7 @@ def deploy_local(
     resume: Resume = False,
     allow_code: AllowCode = False,
     timeout: Timeout = 600.0,
-    ray: Annotated[bool, typer.Option("--ray", help="Every client a node of Flower's simulation, on Ray.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Gone: Flower starts its simulation by flwr run.")] = False,
 ) -> None:
     """Try a deployment on this machine: the link and the nodes are processes here.
 
@@ -61,40 +60,23 @@ def deploy_local(
 
     Exit codes: as fedax run. With 2, a node or the link could not go on; --resume does.
     """
+    from fedax.errors import ConfigError
     from fedax.experiments import build
-    from fedax.flower import local
+    from fedax.sites import local
 
+    if ray:
+        raise ConfigError("ray", True, "Flower simulates clients on Ray, and is started by its own command: flwr run")
     share_gpu()  # with the nodes
     tables, code = read_config(config, settings, allow_code)
     experiment = local.measured(build(tables, allow_code=code))
     local.check_local(experiment, nodes)
     say = lambda line: echo(line, err=True)  # noqa: E731
-    if ray:
-        return finish(_on_ray(experiment, out, resume, timeout, say))
     start = lambda ready, folder: local.local_deployment(ready, folder, nodes, timeout, say)  # noqa: E731
     finish(carry_out(experiment, out, resume, "deploy local", start))
 
 
-def _on_ray(
-    experiment: "Experiment", out: pathlib.Path | None, resume: bool, timeout: float, say: Callable[[str], None]
-) -> "Record":
-    from fedax.experiments import read
-    from fedax.experiments.runner import check_methods
-    from fedax.flower import local
-
-    console = open_console()
-    check_methods(experiment)
-    folder = open_folder(console, out, experiment.config, experiment.config["name"], resume)
-    with writing(folder, "deploy local --ray", bool(experiment.code)):
-        show_choices(console, experiment, folder)
-        local.run_on_ray(experiment, folder, timeout, say)
-    return read(folder)
-
-
 def deploy_link(
-    folder: Annotated[pathlib.Path, typer.Option(help="For certificates, keys and the database.")] = pathlib.Path(
-        "link"
-    ),
+    folder: Annotated[pathlib.Path, typer.Option(help="For certificates and keys.")] = pathlib.Path("link"),
     host: Annotated[
         list[str] | None,
         typer.Option(
@@ -113,7 +95,7 @@ def deploy_link(
 ) -> None:
     """Run the link, where nodes and runs meet, until Ctrl-C.
 
-    Makes what is missing in the folder: certificates, a secret, a database. Each
+    Makes what is missing in the folder: certificates, and a key of runs. Each
     node's public key belongs into its folder nodes/, and ca.pem to each node.
 
     \b
@@ -123,10 +105,10 @@ def deploy_link(
     """
     import socket
 
-    from fedax.flower import require
+    from fedax.sites import require
 
     require()
-    from fedax.flower import link as links
+    from fedax.sites import link as links
 
     _set_logs(log_level, log_size, log_keep)
     hosts, limits = host or [socket.gethostname(), socket.getfqdn()], {"total": connections, "each": connections_each}
@@ -149,10 +131,10 @@ def deploy_link_renew(
       fedax deploy link renew --folder link
       fedax deploy link renew --folder link --ca
     """
-    from fedax.flower import require
+    from fedax.sites import require
 
     require()
-    from fedax.flower import certificates
+    from fedax.sites import certificates
 
     until = f"{certificates.renew(folder, ca):%Y-%m-%d}"
     if ca:
@@ -230,9 +212,6 @@ def deploy_node(
     split: Annotated[
         bool, typer.Option("--split/--no-split", help="Whether a run may hold out some of its rows, [data.split].")
     ] = True,
-    trusted: Annotated[
-        list[str] | None, typer.Option(metavar="HASH", help="An app of others that may run here.", show_default=False)
-    ] = None,
     allow_code: Annotated[
         list[str] | None,
         typer.Option(
@@ -242,7 +221,6 @@ def deploy_node(
     state: Annotated[
         pathlib.Path | None, typer.Option(help="Folder for memory and logs.", show_default="KEY.state")
     ] = None,
-    poll: Annotated[float, typer.Option(help="Seconds between questions for messages.")] = 3.0,
     wait: Annotated[
         float | None, typer.Option(help="Seconds to wait for a link that is gone.", show_default="for ever")
     ] = None,
@@ -261,7 +239,7 @@ def deploy_node(
       fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --drop patient --review
       fedax deploy node --link fed.example.org:9443 --data wards --key node7 --clients icu,surgery
     """
-    from fedax.flower import deploy as deployment
+    from fedax.sites import deploy as deployment
 
     _set_logs(log_level, log_size, log_keep)
     listed = lambda text: None if text is None else [each.strip() for each in text.split(",")]  # noqa: E731
@@ -274,8 +252,7 @@ def deploy_node(
     deployment.node(
         link, ca, key, data, state=state, names=listed(clients),
         table=table | {"drop_missing_labels": drop_missing_labels}, test=test, val=val,
-        policy=_policy(policy, rules), roster=roster, trusted=trusted or [], code=allow_code or [],
-        poll=poll, wait=wait, say=echo,
+        policy=_policy(policy, rules), roster=roster, code=allow_code or [], wait=wait, say=echo,
     )  # fmt: skip
 
 
@@ -327,9 +304,7 @@ def deploy_policy(
 def deploy_run(
     config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
     link: Link,
-    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder, for ca.pem and the secret.")] = pathlib.Path(
-        "link"
-    ),
+    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder, for its keys.")] = pathlib.Path("link"),
     nodes: Annotated[
         int | None, typer.Option(min=1, help="How many nodes to wait for.", show_default="those that are there")
     ] = None,
@@ -356,7 +331,7 @@ def deploy_run(
     Exit codes: as fedax run. With 2, a node or the link could not go on; --resume does.
     """
     from fedax.experiments import build
-    from fedax.flower import deploy as deployment
+    from fedax.sites import deploy as deployment
 
     tables, code = read_config(config, settings, allow_code)
     tables = deployment.with_nodes_data(tables, test, code)
@@ -378,7 +353,7 @@ class Group(typer.core.TyperGroup):
 
 group = typer.Typer(
     cls=Group,
-    help="Train on real clients, over Flower: a link, a node at each site, and the run.",
+    help="Train on real clients: a link, a node at each site, and the run.",
     epilog="Begin with: fedax deploy local experiment.toml --nodes 3",
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -102,7 +102,7 @@ def add_commands(group: typer.Typer, commands: Mapping[str, Callable[..., None]]
 def _described(command: Callable[..., None]) -> type[typer.core.TyperCommand]:
     """The class of a command whose arguments and options have the help of its signature, literally.
 
-    The typer that Flower asks for loses that of arguments with a new click.
+    Older typer loses that of arguments with a new click.
     """
     helps = {
         name: _no_markup(each.help)

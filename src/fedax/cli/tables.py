@@ -21,9 +21,7 @@ _DEFAULT = "tables"  # the default folder, inside of the link's
 def tables(
     link: Annotated[str, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)],
     label: Label,
-    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder, for ca.pem and the secret.")] = pathlib.Path(
-        "link"
-    ),
+    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder, for its keys.")] = pathlib.Path("link"),
     nodes: Annotated[
         int | None, typer.Option(min=1, help="How many nodes to wait for.", show_default="those that are there")
     ] = None,
@@ -60,7 +58,7 @@ def tables(
     from fedax.cli.data import kinds, show
     from fedax.data import overview, plan
     from fedax.engine.places.tables import agree
-    from fedax.flower import deploy as deployment
+    from fedax.sites import deploy as deployment
 
     chosen = kinds(column)
     place = _fresh(folder / _DEFAULT if out is None else out, moved=out is None)
@@ -113,7 +111,7 @@ def review(
     """
     from fedax.engine.places.tables import decide, reviews
     from fedax.errors import ConfigError
-    from fedax.flower.deploy import decision_line
+    from fedax.sites.deploy import decision_line
 
     if state is None:
         if key is None:

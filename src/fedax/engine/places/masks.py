@@ -27,7 +27,7 @@ it is a count of examples, or from nodes that work with it. Nor one for whom oth
 And the server sees of each node whether it adds.
 
 Keys are X25519's, derived ones HKDF-SHA256's, PRG is AES-256-CTR, shares are encrypted by AES-256-GCM: of the package
-``cryptography``. Shares are Shamir's, of the package ``pycryptodome``. Both come with ``fedax[flower]``.
+``cryptography``. Shares are Shamir's, of the package ``pycryptodome``. Both come with ``fedax[deploy]``.
 """
 
 import base64
@@ -64,7 +64,7 @@ def require() -> None:
         import Crypto.Protocol.SecretSharing  # noqa: F401
         import cryptography.hazmat.primitives.asymmetric.x25519  # noqa: F401
     except ImportError as error:
-        raise ConfigError("secure", error.name, "masks need this package: pip install 'fedax[flower]'") from None
+        raise ConfigError("secure", error.name, "masks need this package: pip install 'fedax[deploy]'") from None
 
 
 def least(nodes: int, threshold: int | None) -> int:

@@ -120,9 +120,11 @@ def public_key(path: pathlib.Path, field: str) -> "EllipticCurvePublicKey":
 
 
 def _read(path: pathlib.Path, field: str, which: str, kind: type[_Key], load: Callable[[bytes], object]) -> _Key:
+    from cryptography.exceptions import UnsupportedAlgorithm
+
     try:
         key = load(path.read_bytes())
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(field, str(path), f"no {which} key in OpenSSH's form ({error})") from error
     if not isinstance(key, kind):
         raise ConfigError(field, str(path), "give an elliptic-curve key: ssh-keygen -t ecdsa -b 384")

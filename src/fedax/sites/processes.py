@@ -1,0 +1,144 @@
+"""Child processes that a command supervises."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedax import children
+from fedax.errors import NodeError
+from fedax.files import rotate
+
+_FIRST_PAUSE, _LONGEST_PAUSE, _STEADY = 0.5, 30.0, 60.0  # seconds
+
+
+@contextmanager
+def ending() -> Iterator[threading.Event]:
+    """An event that SIGINT, SIGTERM and SIGHUP set, in the main thread; elsewhere nothing sets it."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup does
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: event.set()) for number in numbers}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free now, below those that systems give to outgoing connections."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 1000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise NodeError("no port between 20000 and 32000 of this machine is free")
+
+
+def options(**given: object) -> list[str]:
+    """Options of a command line; ``True`` stands for an option without a value.
+
+    Example:
+        >>> options(port=9443, enable_supernode_auth=True)
+        ['--port=9443', '--enable-supernode-auth']
+    """
+    return [
+        f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
+        for name, value in given.items()
+    ]
+
+
+class SupervisedProcess:
+    """A Python module that runs as a child process. The caller restarts it when it is ``due``, after growing pauses.
+
+    It ends with this process, even if this one is killed.
+
+    Args:
+        module, arguments: what ``python -m`` is given.
+        log: the file that its output goes to, which is rotated; ``None``: it goes to this process's output.
+        environment: variables in addition to this process's own.
+        **pipes: ``stdin`` and ``stdout`` as of ``subprocess.Popen``, without a log.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        **pipes: int,
+    ):
+        self.module, self.arguments = module, arguments
+        self.log, self.environment, self.pipes = log, environment, pipes
+        self.process: subprocess.Popen[bytes] | None = None
+        self._pause, self._due, self._began = _FIRST_PAUSE, 0.0, 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and has not been seen to end."""
+        return self.process is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether it does not run and the pause since it last ended is over."""
+        return self.process is None and time.monotonic() >= self._due
+
+    def start(self) -> None:
+        """Start it. Ctrl-C in a terminal does not reach it, and its files can be read by this user only."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        output = None if self.log is None else os.fdopen(os.open(self.log, flags, 0o600), "ab")
+        try:
+            self.process = children.start(
+                self.module,
+                self.arguments,
+                self.environment,
+                umask=0o077,
+                **({"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output} | self.pipes),
+            )
+        finally:
+            if output is not None:
+                output.close()
+        self._began = time.monotonic()
+
+    def ended(self) -> int | None:
+        """Its exit status, once, after it has ended; then the next start is due after a pause that grows."""
+        if self.log is not None:
+            rotate(self.log, held=True)
+        if self.process is None or (status := self.process.poll()) is None:
+            return None
+        self._drop()
+        now = time.monotonic()
+        if now - self._began > _STEADY:
+            self._pause = _FIRST_PAUSE
+        self._due, self._pause = now + self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        return status
+
+    def stop(self, grace: float = 5.0) -> None:
+        """End it by SIGTERM, and after ``grace`` seconds by SIGKILL."""
+        if self.process is None:
+            return
+        if grace > 0:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(grace)
+        self.process.kill()
+        self.process.wait()
+        self._drop()
+
+    def _drop(self) -> None:
+        """Forget a process that has ended."""
+        assert self.process is not None
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # something is left that it has not read
+                    pipe.close()
+        self.process = None

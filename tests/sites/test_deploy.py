@@ -1,0 +1,556 @@
+"""The commands `fedax deploy`: a link, nodes and runs as real processes, compared with the same simulation."""
+
+import collections
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette", reason="needs pip install 'fedax[deploy]'")
+
+import safetensors.numpy
+
+import fedax
+from fedax import _start
+from fedax.columns import COSTS, EXCLUSIONS, TIME, TRAFFIC
+from fedax.data import FederatedData
+from fedax.engine import secret
+from fedax.engine.places.agreement import Agreement
+from fedax.engine.places.nodes import heads_of
+from fedax.engine.places.remote import Remote
+from fedax.experiments import read, runner
+from fedax.sites import certificates, messages, processes, status, transport
+from tests import long
+from tests.experiments import run_cli
+
+from .. import LAST_BITS
+from .federation import PLACES, SOON, Federation, children, dying, rows_of, same_models, same_rows, wait_for
+
+CONFIG = """
+data = {name = "digits", clients = 4, partition = "dirichlet", alpha = 0.5}
+work = {kind = "random-epochs", low = 1, high = 2}
+participation = {kind = "uniform", size = 3}
+run = {rounds = 3, batch_size = 16, seeds = 1}
+methods = [{name = "scaffold", lr = 0.1}, {name = "fedavg", lr = 0.1}]
+"""
+
+
+class Seen:
+    """What goes over the wire, and where the clients' memory is in the end.
+
+    Attributes:
+        asked: kind -> how many messages to nodes.
+        over: of each message, the bytes that it took more than its arrays.
+        came: of each message to a node, the bytes of its head and its arrays.
+        memory: of each run, by its label, the versions of the clients' memory.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.asked: collections.Counter[str] = collections.Counter()
+        self.over: list[int] = []
+        self.memory: dict[str, Any] = {}
+        train, question, opened = runner.train, transport.question, messages.opened
+
+        def weighed(head: dict[str, Any], tensors: bytes, size: int) -> None:
+            arrays = safetensors.numpy.load(tensors) if tensors else {}
+            self.over.append(size - sum(array.nbytes for array in arrays.values()))
+
+        def asked(key: Any, node: int, run: str, start: str, until: float, parts: list[bytes], *more: Any) -> Any:
+            letter, inside = question(key, node, run, start, until, parts, *more), opened(parts)
+            weighed(inside.head, inside.tensors, letter.size)
+            self.asked.update(head["kind"] for head in heads_of(inside))
+            return letter
+
+        def came(parts: list[bytes]) -> Any:
+            inside = opened(parts)
+            weighed(inside.head, inside.tensors, 500 + sum(map(len, parts)))
+            return inside
+
+        def trained(*args: Any, **kwargs: Any) -> fedax.Run:
+            run = train(*args, **kwargs)
+            self.memory[type(args[0]).__name__] = run.memory
+            return run
+
+        patch.setattr(transport, "question", asked)
+        patch.setattr(transport, "opened", came)
+        patch.setattr(runner, "train", trained)
+        patch.setattr(Remote, "forget", lambda self: None)  # so that it can be looked at
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    made = Federation(tmp_path_factory.mktemp("deployed"), CONFIG)
+    try:
+        made.start_all()
+        yield made
+    finally:
+        ends = made.end()
+    assert not any(ends.values()), {name: made.output(name)[-500:] for name in ends if ends[name]}
+
+
+@pytest.fixture(scope="module")
+def whole(federation: Federation) -> tuple[Path, Seen]:
+    """The run, without interruption."""
+    out = federation.folder / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        seen = Seen(patch)
+        result = run_cli("deploy", *federation.arguments(out))
+    assert result.exit_code == 0, result.output
+    return out, seen
+
+
+@pytest.fixture(scope="module")
+def simulated(federation: Federation) -> Path:
+    """The same as a simulation."""
+    out = federation.folder / "simulated"
+    result = run_cli("run", str(federation.config), "--out", str(out))
+    assert result.exit_code == 0, result.output
+    return out
+
+
+@contextlib.contextmanager
+def then(what: Callable[[], Any], do: Callable[[], None]) -> Iterator[None]:
+    """Do something in a thread, once something is true."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            if what():
+                do()
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def memory_at(federation: Federation, run: np.ndarray) -> list[dict[str, bytes]]:
+    """The clients' memory at the nodes, of the versions that a run ended with."""
+    results = []
+    for name, clients in federation.places.items():
+        folder = federation.folder / f"{name}.state" / "site"
+        agreements = [Agreement.of(json.loads(path.read_text())["text"]) for path in (folder / "agreements").iterdir()]
+        names = {agreement.run: agreement.memory for agreement in agreements}
+        for row, client in enumerate(clients):
+            number, version = run[int(client)].tolist()
+            content = (folder / "memory" / names[number] / f"{row}-{version}.safetensors").read_bytes()
+            results.append(content[8 + int.from_bytes(content[:8], "little") :])  # its head names the run
+    return results
+
+
+def test_it_is_the_simulation_of_the_same_data(whole: tuple[Path, Seen], simulated: Path) -> None:
+    real, plain = read(whole[0]), read(simulated)
+    assert [run.label for run in real.runs] == ["scaffold", "fedavg"]
+    for one, other in zip(real.runs, plain.runs, strict=True):
+        assert one.history["round"].tolist() == [0, 1, 2, 3]
+        assert one.history.keys() - other.history.keys() == {"heard", TIME, *TRAFFIC, *EXCLUSIONS}
+        for name in other.history.keys() - {"seconds"}:
+            if name in COSTS or other.history[name].dtype.kind != "f":
+                assert one.history[name].tolist() == other.history[name].tolist(), name
+            else:
+                np.testing.assert_allclose(one.history[name], other.history[name], 1e-5, 1e-5, err_msg=name)
+        file = f"{one.label}-seed0.safetensors"
+        model, expected = (safetensors.numpy.load_file(each / "models" / file) for each in (whole[0], simulated))
+        assert model.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_allclose(model[name], expected[name], 1e-5, 1e-5, err_msg=name)
+
+
+def test_what_goes_over_the_wire(federation: Federation, whole: tuple[Path, Seen], record_property: Any) -> None:
+    out, seen = whole
+    record_property("most bytes over the arrays", max(seen.over))
+    assert all(0 < over <= 10_000 for over in seen.over)
+    rows = rows_of(out)
+    assert all(row["heard"] == 1 and row["waited"] > 0 for row in rows)
+    for label in ("scaffold", "fedavg"):
+        own = [row for row in rows if row["label"] == label]
+        for way in ("down", "up"):
+            wire, plain = ([row[f"{name}_{way}"] for row in own] for name in ("wire", "bytes"))
+            assert wire == sorted(wire) and wire[-1] > plain[-1] / 3  # a node's clients share a message
+    assert (out / "report.html").exists()
+    logs = [line for name in federation.places for line in federation.log(name)]
+    kinds = collections.Counter(line["kind"] for line in logs)
+    assert kinds == seen.asked and kinds["exchange"] >= 2 * 3 * 2
+    assert all(line["came"] > 0 and line["left"] > 0 and "error" not in line for line in logs)
+
+
+def test_secrets_are_not_shown(federation: Federation, whole: tuple[Path, Seen]) -> None:
+    _none_is_shown(federation, {**_secrets(federation.link), **_secrets(federation.folder)})
+
+
+@long
+def test_masked_sums_are_those_of_the_simulation(federation: Federation, only: Callable[[str], None]) -> None:
+    """Over three processes: the same numbers, and the nodes' logs show each step of the protocol."""
+    out, plain = federation.folder / "secure", federation.folder / "secure-simulated"
+    only("fedavg")
+    more = ["--set=run.secure={clip=10.0}", "--set=participation={kind='full'}"]
+    before = len(federation.log("n0"))
+    result = run_cli("deploy", *federation.arguments(out, *more))
+    assert result.exit_code == 0, result.output
+    assert run_cli("run", str(federation.config), "--out", str(plain), *more).exit_code == 0
+    one, other = (safetensors.numpy.load_file(each / "models" / "fedavg-seed0.safetensors") for each in (out, plain))
+    for name, leaf in other.items():
+        np.testing.assert_allclose(one[name], leaf, rtol=0, atol=LAST_BITS, err_msg=name)
+    kinds = collections.Counter(line["kind"] for line in federation.log("n0")[before:])
+    assert kinds["offer"] == kinds["exchange"] == kinds["agree"] == kinds["unmask"] == 3
+
+
+@long
+def test_a_private_run_is_the_simulation_with_the_same_secret(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
+    settings = {"clip": 0.3, "noise": 1.0, "delta": 1e-3, "adaptive.noise": 1.0}
+    more = ["--set=data.weights=uniform", *(f"--set=privacy.{name}={value}" for name, value in settings.items())]
+    monkeypatch.setattr(secret, "secrets", types.SimpleNamespace(token_bytes=bytes))  # zeros, of both runs
+    real, plain = federation.folder / "private", federation.folder / "private-simulated"
+    for arguments in (
+        ["deploy", *federation.arguments(real, *more)],
+        ["run", str(federation.config), "--out", str(plain), *more],
+    ):
+        result = run_cli(*arguments)
+        assert result.exit_code == 0, result.output
+        assert re.search(r"spent epsilon = [\d.]+ at delta = 0\.001", result.output)
+    for one, other in zip(read(real).runs, read(plain).runs, strict=True):
+        assert one.history["epsilon"].tolist() == other.history["epsilon"].tolist() and one.history["epsilon"][-1] > 0
+        np.testing.assert_allclose(one.history["train_loss"], other.history["train_loss"], 1e-5, 1e-5)
+
+
+@long
+def test_killed_in_a_round_it_goes_on_bit_for_bit(federation: Federation, whole: tuple[Path, Seen]) -> None:
+    reference, before = whole
+    out, began = federation.folder / "killed", len(federation.log("n2"))
+
+    def in_round_2() -> bool:  # a node hears of it with the evaluation of the model after round 1
+        return any(line["kind"] == "exchange" and line["round"] == 2 for line in federation.log("n2")[began:])
+
+    command = federation.start_run(out)
+    wait_for(lambda: in_round_2() or command.poll() is not None)
+    command.kill()
+    assert federation.commands.pop("run").wait() == -signal.SIGKILL and len(rows_of(out)) in (4, 5, 6)
+    with pytest.MonkeyPatch.context() as patch:
+        seen = Seen(patch)
+        result = run_cli("deploy", *federation.arguments(out, "--resume"))
+    assert result.exit_code == 0 and "Going on with" in result.stdout, result.output
+    assert same_rows(out, reference) and same_models(out, reference)
+    assert memory_at(federation, seen.memory["Scaffold"]) == memory_at(federation, before.memory["Scaffold"])
+    lines = [line for line in federation.log("n2")[began:] if line["kind"] == "exchange"]
+    assert len({line["run"] for line in lines}) == 2  # one of each method: the resumed one is the same run
+
+
+@long
+def test_killed_before_it_asks_it_goes_on(federation: Federation, whole: tuple[Path, Seen]) -> None:
+    out = federation.folder / "parts"
+    command = federation.start("run", *federation.arguments(out), **dying(federation.folder, 6))
+    assert command.wait(SOON) == -signal.SIGKILL
+    del federation.commands["run"]
+    result = run_cli("deploy", *federation.arguments(out, "--resume"))
+    assert result.exit_code == 0, result.output
+    assert same_rows(out, whole[0]) and same_models(out, whole[0])
+
+
+@pytest.fixture
+def only(federation: Federation) -> Iterator[Callable[[str], None]]:
+    """Leaves one method in the configuration, for as long as the test lasts."""
+    text = federation.config.read_text()
+
+    def leave(method: str) -> None:
+        federation.config.write_text(re.sub("methods = .*", f'methods = [{{name = "{method}", lr = 0.1}}]', text))
+
+    yield leave
+    federation.config.write_text(text)
+
+
+SLOW = 5  # seconds; a program may have to be compiled in them
+FULL = ["--set=participation={kind='full'}", "--set=work={kind='steps', steps=3}", "--set=run.rounds=1"]
+
+
+@contextlib.contextmanager
+def falls_asleep(federation: Federation, name: str, out: Path) -> Iterator[None]:
+    """The worker of a node stops once a run is under way, and goes on when the context ends."""
+    worker = federation.worker(name)
+    try:
+        with then(lambda: rows_of(out), lambda: os.kill(worker, signal.SIGSTOP)):
+            yield
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    assert federation.worker(name) == worker  # what it has compiled stays
+
+
+@long
+def test_without_a_node_that_is_slow(federation: Federation, only: Callable[[str], None]) -> None:
+    out = federation.folder / "slow"
+    only("fedavg")
+    more = [f"--timeout={SLOW}", *FULL, "--set=run.rounds=4"]  # the first exchange comes with the first evaluation
+    with falls_asleep(federation, "n0", out):
+        result = run_cli("deploy", *federation.arguments(out, *more))
+    assert result.exit_code == 0, result.output
+    first, *_, last = rows_of(out)
+    assert first["heard"] == 1 and 0 < last["heard"] < 1
+    assert last["left_out"] > 0 and last["clients"] < 4 * 4
+
+
+@long
+def test_a_method_for_all_clients_does_not_go_on_without_one(
+    federation: Federation, only: Callable[[str], None]
+) -> None:
+    out = federation.folder / "all"
+    only("led")
+    more = [f"--timeout={SLOW}", *FULL]
+    with falls_asleep(federation, "n2", out):
+        result = run_cli("deploy", *federation.arguments(out, *more))
+    assert result.exit_code == 2
+    assert re.search(r"clients '2', '3': no answer in 5 s, in round 0, and LED is defined .*--resume", result.stderr)
+    result = run_cli("deploy", *federation.arguments(out, *more, "--resume"))
+    assert result.exit_code == 0, result.output
+    assert rows_of(out)[-1]["round"] == 1 and rows_of(out)[-1]["clients"] == 4
+
+
+@long
+def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[Path, Seen]) -> None:
+    federation.commands["n1"].terminate()
+    assert federation.commands["n1"].wait() == 0
+    limits = {"columns": "train_loss", "max_rounds": 2}
+    told = federation.output("n1").count("this is node")
+    federation.start_node("n1", data=federation.folder / "n0.data", **limits)
+    wait_for(lambda: federation.output("n1").count("this is node") > told)
+    for k, (more, text) in enumerate((
+        ([], r"clients? '1': .*runs.rounds = 2"),
+        (["--set=run.grad_norm=true", "--set=run.rounds=1"], r"clients? '1': .*figures.columns = .*grad_norm_sq"),
+    )):  # fmt: skip
+        result = run_cli("deploy", *federation.arguments(federation.folder / f"refused-{k}", *more))
+        assert result.exit_code == 2 and re.search(text, result.stderr), result.output
+    before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
+    result = run_cli("deploy", *federation.arguments(whole[0], "--resume"))
+    assert result.exit_code == 2 and "it holds a run of another problem" in result.stderr, result.output
+    assert "client 1" in result.stderr
+    assert before == {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
+    federation.commands["n1"].terminate()
+    assert federation.commands["n1"].wait() == 0
+    federation.start_node("n1")
+    wait_for(lambda: federation.output("n1").count("this is node") > told + 1)
+
+
+@long
+def test_on_this_machine(tmp_path: Path, federation: Federation, only: Callable[[str], None]) -> None:
+    out = tmp_path / "local"
+    only("fedavg")
+    result = run_cli("deploy", "local", str(federation.config), "--nodes=2", f"--out={out}", "--set=run.rounds=1")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (out / "deploy").iterdir()) == ["link.log", "node-0.jsonl", "node-1.jsonl"]
+    assert [row["clients"] for row in rows_of(out)] == [0, 3] and (out / "report.html").exists()
+
+
+ROUNDS = 25
+
+
+@long
+def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
+    federation: Federation, only: Callable[[str], None]
+) -> None:
+    """All secrets are looked for where they must not be, at the same time. n2 is locked out for good: the last test."""
+    out, places = federation.folder / "renewed", [*PLACES]
+    secrets = {**_secrets(federation.link), **_secrets(federation.folder)}
+    only("fedavg")
+    before = [federation.commands["link"].pid, *map(federation.worker, places)]
+    command = federation.start_run(out, "--timeout", "15", *FULL, f"--set=run.rounds={ROUNDS}")
+
+    def rounds() -> int:
+        return max((row["round"] for row in rows_of(out)), default=0)
+
+    def later(more: int) -> None:
+        goal = rounds() + more
+        wait_for(lambda: rounds() >= goal, 240)
+
+    wait_for(lambda: rounds() >= 2, 240)
+    certificates.renew(federation.link)
+    certificates.renew(federation.link, authority=True)
+    later(2)
+    for name in places:
+        shutil.copy(federation.link / "ca.pem", federation.folder / f"{name}.ca")
+    certificates.renew(federation.link)
+    secrets |= _secrets(federation.link)
+    later(3)
+    assert [federation.commands["link"].pid, *map(federation.worker, places)] == before  # nothing was started again
+    assert all(row["left_out"] == 0 for row in rows_of(out))
+    _none_is_shown(federation, secrets)
+    (federation.link / "nodes" / "n2.pub").unlink()
+    wait_for(lambda: "is no longer known" in federation.output("link"))
+    gone = rounds()
+    assert federation.commands.pop("n2").wait(120) == 2 and "does not know the key" in federation.output("n2")
+    assert command.wait(400) == 0, federation.output("run")
+    left_out = {row["round"]: row["left_out"] for row in rows_of(out)}
+    assert max(left_out) == ROUNDS > gone + 3
+    more = [left_out[k] - left_out[k - 1] for k in range(1, ROUNDS + 1)]
+    assert more[: gone - 1] == [0] * (gone - 1) and more[gone + 2 :] == [2] * (ROUNDS - gone - 2)  # n2's clients
+    _none_is_shown(federation, secrets)
+
+
+def _none_is_shown(federation: Federation, secrets: dict[str, bytes]) -> None:
+    """Neither in the command lines of processes, nor in what they print and write."""
+    for process in (os.getpid(), *(each.pid for each in federation.commands.values())):
+        for inner in (process, *children(process, "fedax")):
+            with contextlib.suppress(FileNotFoundError):  # it has ended
+                _has_none(Path(f"/proc/{inner}/cmdline").read_bytes(), secrets)
+    kinds = (".txt", ".log", ".json", ".jsonl", ".toml")
+    shown = [path for path in federation.folder.rglob("*") if path.suffix in kinds]
+    assert len(shown) > 10
+    for path in shown:
+        _has_none(path.read_bytes(), secrets)
+
+
+def _secrets(folder: Path) -> dict[str, bytes]:
+    """What must not be shown, by name: texts, and the lines of keys."""
+    results = {}
+    for path in folder.iterdir():
+        if path.is_file() and (path.name in ("secret", "ca.key", "server.key") or path.name in PLACES):
+            lines = path.read_bytes().splitlines()
+            results |= {f"{path} {line!r}": line for line in lines if not line.startswith(b"---") and len(line) >= 20}
+    return results
+
+
+def _has_none(content: bytes, secrets: dict[str, bytes]) -> None:
+    assert len(secrets) >= 6 and all(len(each) >= 20 for each in secrets.values())
+    assert not [name for name, secret in secrets.items() if secret in content]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    (tmp_path / "nodes.toml").write_text(re.sub("data = .*", 'data = {name = "nodes"}', CONFIG))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "ca.pem").write_text("not looked at")
+    two = {"x": np.zeros((4, 2), np.float32), "y": np.arange(4)}
+    FederatedData.from_clients([two, two]).save(tmp_path / "two")
+    return tmp_path
+
+
+def test_no_proxy_stands_before_this_machine(tmp_path):
+    """A deployment on this machine, with all variables that name one."""
+    (tmp_path / "tiny.toml").write_text(CONFIG.replace('{name = "scaffold", lr = 0.1}, ', ""))
+    proxies = dict.fromkeys(["https_proxy", "http_proxy", "ALL_PROXY", "grpc_proxy"], "http://127.0.0.1:9")
+    command = [sys.executable, "-m", "fedax", "deploy", "local", "tiny.toml", "--nodes=1", "--set=run.rounds=1"]
+    ended = subprocess.run(command, env=os.environ | proxies, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_an_error_names_the_variable_of_a_proxy(monkeypatch):
+    for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    assert certificates.by_proxy("fed.example.org:9443") == ""
+    monkeypatch.setenv("ALL_PROXY", "http://user:word@127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    text = certificates.by_proxy("fed.example.org:9443")
+    assert "ALL_PROXY names; no_proxy=fed.example.org" in text and "word" not in text
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    assert "https_proxy" in certificates.by_proxy("fed.example.org:9443") and certificates.by_proxy("127.0.0.1:1") == ""
+
+
+def test_what_is_kept_of_no_proxy(monkeypatch):
+    monkeypatch.setattr(os, "environ", environment := {"HOME": "/"})
+    _start.reach_directly()
+    assert environment == {"HOME": "/"}
+    environment["NO_PROXY"] = "a.example, localhost"
+    _start.reach_directly("192.168.1.7")
+    assert environment["no_proxy"] == "a.example,localhost,127.0.0.1,::1,192.168.1.7"
+    environment["no_proxy"] = "*"
+    _start.reach_directly()
+    assert environment["no_proxy"] == "*"
+
+
+@pytest.mark.parametrize(
+    ("bind", "reached"), [("::1", "::1"), (None, "::1"), (None, "127.0.0.1"), ("127.0.0.1", "127.0.0.1")]
+)
+def test_a_link_listens_at_addresses_of_ipv6_too(bind, reached, tmp_path):
+    if ":" in reached and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    port = processes.free_port()
+    command = [sys.executable, "-m", "fedax.sites.link", *processes.options(folder=tmp_path / "link", port=port)]
+    command += [] if bind is None else [f"--bind={bind}"]
+    address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as link:
+        try:
+            assert "the link is ready" in link.stdout.readline()
+            assert certificates.connection_problem(address, tmp_path / "link" / "ca.pem") is None
+            certificates.make_node_key(tmp_path / "key")
+            assert status.registered(address, tmp_path / "link") == []
+        finally:
+            link.terminate()
+
+
+NODE = ["deploy", "node", "--link", "localhost:9443", "--key", "key"]
+RUN = ["deploy", "run", "tiny.toml", "--link"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*NODE, "--data", "two", "--ca", "absent.pem"], "ca = 'absent.pem': no such file"),
+        ([*NODE, "--data", "absent"], "absent"),
+        ([*NODE, "--data", "empty"], "empty"),
+        ([*NODE, "--data", "two", "--clients", "a"], "there are 2 clients in two"),
+        ([*NODE, "--data", "two", "--clients", "a,a"], "there are 2 clients in two"),
+        ([*NODE, "--data", "two", "--clients", "a,"], "give each"),
+        ([*NODE, "--data", "two", "--test", "absent"], "absent"),
+        ([*NODE, "--data", "two", "--link", "nowhere"], "give HOST:PORT"),
+        ([*NODE, "--data", "two", "--key", "tiny.toml"], "no private key"),
+        ([*RUN, "localhost:9443"], "folder = 'link': it has no ca.pem"),
+        (["deploy", "run", "absent.toml", "--link", "localhost:9443"], "config = 'absent.toml'"),
+        (["deploy", "local", "tiny.toml", "--ray"], "flwr run"),
+        (["deploy", "local", "tiny.toml", "--nodes", "5"], "nodes = 5: give 1 to 4"),
+        (["deploy", "local", "tiny.toml", "--set", "run.split_seeds=true"], "run.split_seeds = True"),
+        (["deploy", "local", "nodes.toml"], "data.name = 'nodes'"),
+        (["deploy", "local", "tiny.toml", "--resume"], "no run of this configuration has begun"),
+        (["run", "nodes.toml"], "data.name = 'nodes': these are real clients: fedax deploy run"),
+    ],
+)
+def test_bad_input_is_exit_code_2_and_one_line(here: Path, arguments: list[str], message: str) -> None:
+    refused(here, arguments, message)
+
+
+def test_a_port_that_is_taken(here: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused(here, ["deploy", "link", "--port", str(port), "--bind", "127.0.0.1"], f"port = {port}: cannot be used")
+
+
+def test_a_number_of_nodes_out_of_range(here: Path) -> None:
+    result = run_cli("deploy", "local", "tiny.toml", "--nodes", "0")
+    assert result.exit_code == 2 and "--nodes" in result.stderr and not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["deploy", "local", "tiny.toml"], ["deploy", "link"], [*NODE, "--data", "two"], [*RUN, "localhost:1"]]
+)
+def test_without_the_packages(here: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "httpx" else find(name))
+    refused(here, arguments, "httpx = None: a deployment needs this package: pip install 'fedax[deploy]'")
+
+
+def refused(here: Path, arguments: list[str], message: str) -> None:
+    before = sorted(here.rglob("*"))
+    result = run_cli(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ") and message in result.stderr and result.stderr.count("\n") == 1
+    assert not result.stdout
+    assert sorted(here.rglob("*")) == before  # nothing was begun
