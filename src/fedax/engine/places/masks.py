@@ -37,7 +37,7 @@ import json
 import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -644,7 +644,7 @@ def unpacked(file: np.ndarray, bits: int) -> np.ndarray:
     return whole.reshape(-1).view(word).astype(_word(bits))
 
 
-def _word(bits: int) -> type[np.unsignedinteger[Any]]:
+def _word(bits: int) -> type[np.uint32] | type[np.uint64]:
     """The type of whole numbers modulo 2^bits."""
     return np.uint64 if bits > 32 else np.uint32
 
