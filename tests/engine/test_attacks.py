@@ -717,7 +717,7 @@ def test_one_evaluation_under_many_agreements(tmp_path):
         for k in range(100):
             found.append(float(Run(nodes, without_secure(), run=k).evaluate(0, MODEL)["['train'][0]"]))
     truth, reach = loss_of(nodes.clients[0][0]), 3.0 / 80
-    assert len({*found}) == len(found) > 10
+    assert len({*found}) == len(found) > 3
     z = (np.array(found) - truth) / (20 * reach)
     assert scipy.stats.kstest(z, "norm").pvalue > 1e-4
     # The mean tells less of one row than ε = 1, δ = 1e-5: by numerics of our own (Balle and Wang 2018).

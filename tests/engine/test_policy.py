@@ -1,5 +1,6 @@
 """The rules of a node's owner, each enforced against a server's attack."""
 
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -387,17 +388,22 @@ def test_questions_that_differ_a_little_do_not_average_noise_away():
     at = nodes(policy)
     run(at, rounds=0)
     site, request = at.sites[FIRST], of(at, "evaluate")
-    # A run with an evaluation in each round, of models that are nearly the same.
+    # A run with an evaluation in each round, of models that are nearly the same, is refused before its first round.
+    with pytest.raises(fedax.NodeError, match=r"budget.epsilon = 8.0\) .*than are left: run.evaluate_every"):
+        run(at, rounds=4000, evaluate_every=1)
+    assert not site._answered.known("nothing", "of that run") and site._answered.total == 1
+    # And if it were agreed on, it would end where the budget does.
+    site.policy = dataclasses.replace(policy, epsilon=1e9)
     asked, at.spy = at.spy, broken_at("evaluate", at)
     with pytest.raises(Broken):
         run(at, rounds=4000, evaluate_every=1)
-    at.spy, answers = asked, []
+    site.policy, at.spy, answers = policy, asked, []
     digest = at.asked[-1][0].head["agreement"]
     for k in range(4000):
         head = {"agreement": digest, "round": 1 + k}
         answer = site.answer(changed(request, head, model=lambda leaf, k=k: leaf + leaf.dtype.type(1e-7 * k)))
         if not answer.tensors:
-            assert re.search(r"budget.epsilon = 8.0\) .*it is spent", answer.head["error"])
+            assert re.search(r"budget.epsilon = 8.0\) .*with noise", answer.head["error"])
             break
         answers.append(safetensors.numpy.load(answer.tensors))
     figures = len(answers[0])

@@ -337,7 +337,11 @@ def deploy_run(
     tables = deployment.with_nodes_data(tables, test, code)
     say = lambda line: echo(line, err=True)  # noqa: E731
     with deployment.fleet_at(link, folder, timeout, nodes, say) as fleet:
-        record = carry_out(build(tables, fleet, code), out, resume, f"deploy run --link {shlex.quote(link)}")
+        experiment = build(tables, fleet, code)
+        for metric, clients in experiment.withheld.items():
+            why = f"the owner of {clients} does not let it leave (figures.columns, figures.noise)"
+            say(f"{metric} is not measured: {why}")
+        record = carry_out(experiment, out, resume, f"deploy run --link {shlex.quote(link)}")
     finish(record)
 
 

@@ -6,7 +6,7 @@ import getpass
 import json
 import socket
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from fedax.engine.places.agreement import PARTS, Agreement, digest_of_text, prec
 from fedax.engine.places.nodes import Failure, Message, Transport, heads_of, packed, unpacked
 from fedax.errors import DataError, NodeError
 from fedax.federation.census import Census
+from fedax.metrics.base import Metric
 
 _PAUSE = 0.5  # seconds before missing nodes are looked for again
 _LONG = 86400.0  # seconds that a message to a node may be under way where nobody waits for it
@@ -226,6 +227,22 @@ class Fleet:
         whole._dealt[text, census.weights.tobytes()] = fleet
         return fleet
 
+    def withheld(self, metrics: Mapping[str, Unknown], parts: Collection[str]) -> dict[str, str]:
+        """Metrics that an owner does not let leave its node -> the clients there, for people.
+
+        Args:
+            metrics: of the task, by name.
+            parts: the held-out parts that are at the nodes.
+        """
+        found: dict[str, str] = {}
+        for which, node in enumerate(self._nodes):
+            columns, noise = node.about["figures"]["columns"], node.about["figures"]["noise"]
+            for name, metric in metrics.items():
+                refused = columns is not None and any(f"{part}_{name}" not in columns for part in parts)
+                if refused or (noise and isinstance(metric, Metric)):
+                    found.setdefault(name, self.names(which))
+        return found
+
     def figures(self, agreement: Agreement, model: Tree) -> "Figures":
         """The figures of a whole model on the test examples of each client, which it has split off.
 
@@ -379,6 +396,8 @@ def _checked(number: int, about: dict[str, Unknown]) -> dict[str, Unknown]:
         valid = valid and all(isinstance(text, str) for text in (*names, *digests, about["mark"]))
         valid = valid and about["held"].keys() == {"val", "test"} and isinstance(about["classes"], int | None)
         valid = valid and all(type(n) is int and 0 <= n < 2**31 for n in about["held"].values())
+        figures = about["figures"]
+        valid = valid and isinstance(figures["noise"], bool) and isinstance(figures["columns"], list | None)
         valid = valid and isinstance(about["versions"], dict) and isinstance(about["transform"], dict | None)
         example = {name: (np.dtype(kind), [*map(int, shape)]) for name, (kind, shape) in about["example"].items()}
         if not valid or not example:

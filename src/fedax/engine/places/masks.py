@@ -50,7 +50,7 @@ from fedax.wire.secure import most
 _SEED = 16  # bytes of b_i; Shamir's shares are of so many
 _KEY = 32  # bytes of s_i
 _NONCE = 12
-_TURNS = 8  # the most exchanges whose secrets a node keeps
+_TURNS = 256  # the most sums under way whose secrets a node keeps: runs side by side have two each
 _FIGURE = 2.0**30  # whole numbers in a figure of 1
 
 

@@ -230,6 +230,11 @@ class Policy:
             return 0.0
         return math.inf if left < 1e-12 else Ledger(loss**-0.5, 1).epsilon(1, left)
 
+    @property
+    def figures(self) -> dict[str, Unknown]:
+        """Which figures may leave, as a coordinator is told: the columns, ``None`` for all; and whether with noise."""
+        return {"columns": None if self.columns is None else sorted(self.columns), "noise": self.noise is not None}
+
     # ---- what a run may be
 
     def check_run(

@@ -44,7 +44,7 @@ class Rule(enum.Enum):
     BITS = "figures.bits", "histograms of so many bits: give the metric fewer, run.metrics = [{name = 'auc', bits = 6}]"
     NO_FIGURES = "figures.noise", "figures of single clients"
     NOISE = "updates.clip", "uploads in secure sums, with a guard or one by one, to which it cannot add its noise"
-    BUDGET = "budget.epsilon", "more answers with noise: it is spent"
+    BUDGET = "budget.epsilon", "more answers with noise than are left: run.evaluate_every = 50 asks less often"
     TABLE = None, "the run has secure sums, and figures of single clients do not leave it"
     NOT_TESTED = None, "it has split off no test examples for its clients"
     HELD_OUT = (

@@ -69,7 +69,7 @@ from fedax.wire.wire import Wire
 _READY = 128  # the most runs that are kept prepared
 _MOST_ROUNDS = 10**7  # of a run, where the owner has no rule
 _DEEPEST = 2  # levels of a joined message: the runs, and the questions of a run
-_SUMS = 8  # the most secure sums under way
+_SUMS = 256  # the most secure sums under way
 
 
 class Site:
@@ -110,6 +110,7 @@ class Site:
         except OSError as error:
             raise ConfigError("folder", str(folder), f"cannot write there ({error.strerror})") from error
         self._runs: dict[str, SiteRun] = {}
+        self._promised: dict[str, float] = {}  # runs under way -> what all their answers with noise will have cost
         self._sums: dict[str, tuple[str, str]] = {}  # secure sums under way -> their names, and digests of their models
         self._noted: dict[str, Unknown] = {}  # for the log
         self._masks: masks.Masks | None = None
@@ -190,6 +191,7 @@ class Site:
             "classes": int(labels.max()) + 1 if whole else None,
             "held": {part: 0 if tree is None else count(tree) for part, tree in self._data.own.items()},
             "mark": self._data.mark,
+            "figures": self.policy.figures,
             "transform": None if self._data.data.transform is None else self._data.data.transform.to_json(),
         }
         return Message(about | {"versions": precise_versions()})
@@ -209,6 +211,11 @@ class Site:
             others = sum(count for each, count in self._rounds.items() if each != run.digest)
             if self.policy.rounds is not None and others + run.job.rounds > self.policy.rounds:
                 raise Refusal(Rule.ROUNDS, self.policy.rounds, f"other runs had {others}")
+            if self.store.mark(run.digest) is None and (cost := self._cost(run)):  # else it has answered some of it
+                together = self._answered.loss + sum(self._promised.values()) + cost
+                if self.policy.spent(together, self._answered.tail) > self.policy.budget:
+                    raise Refusal(Rule.BUDGET, self.policy.budget)
+                self._promised[run.digest] = cost
             if frozen is not None:
                 self.store.keep_frozen(frozen)
             self.store.keep_agreement(agreement, self._data.mark, str(head.get("server"))[:200])
@@ -218,6 +225,13 @@ class Site:
         if run.job.hyper.wire.secure is not None:
             agreed["key"] = self._masking().public._asdict()
         return Message(agreed)
+
+    def _cost(self, run: SiteRun) -> float:
+        """Σ 1/z² of the noise on all answers of a run, if its clients take part in every round."""
+        evaluations, uploads = len({0, *run.job.stops}), run.job.rounds * len(run.forms[1]) + len(run.forms[0])
+        figures, updates = self.policy.noise, self.policy.update_noise
+        cost = 0.0 if figures is None else evaluations * len(run.measured) * figures**-2
+        return cost + (0.0 if updates is None else uploads * updates**-2)
 
     def _run(self, digest: Unknown) -> SiteRun:
         """A run by the digest of its agreement."""
@@ -264,6 +278,7 @@ class Site:
         """Delete the memory of a run that is over."""
         agreement, _, _ = self.store.agreement(str(received.agreement))
         self.store.forget(agreement.memory)
+        self._promised.pop(str(received.agreement), None)
         return Message({"to": received.to})
 
     # ---- an exchange

@@ -7,7 +7,7 @@ configuration. What a file cannot hold, such as a function or a large array, is 
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -397,6 +397,12 @@ def metrics_of(run: Table) -> dict[str, Any]:
 def with_metrics(task: fedax.Task, run: Table) -> fedax.Task:
     metrics = metrics_of(run)
     return within("run", lambda: task.with_metrics(**metrics)) if metrics else task
+
+
+def without_metrics(task: fedax.Task, names: Collection[str]) -> fedax.Task:
+    """The task without metrics of these names."""
+    kept = {name: metric for name, metric in {**task.metrics, **task.run_metrics}.items() if name not in names}
+    return dataclasses.replace(task, metrics=kept) if {*names} & task.metrics.keys() else task
 
 
 def hyperparameters_of(section: MethodSection, label: str, code: own.Code) -> Table:

@@ -69,6 +69,7 @@ class Experiment:
         track: the tracker of the runs, see :mod:`fedax.tracking`; ``None``: there is none.
         whole: the clients' examples before the split, where all seeds split the same examples; else ``None``.
         configured: whether ``config`` makes all of it again, at another machine too.
+        withheld: metrics that are not measured, as an owner does not let them leave its node -> the clients there.
         tuned: label -> the rates that were tried for it, and the one that was taken; empty: as configured.
     """
 
@@ -89,6 +90,7 @@ class Experiment:
     whole: fedax.FederatedData | None = None
     configured: bool = True
     tuned: dict[str, Table] = field(default_factory=dict)
+    withheld: dict[str, str] = field(default_factory=dict)
 
     def problem(self, label: str) -> Table:
         """The table from which a node derives the run of this label; see :func:`problem_of`."""
@@ -106,7 +108,7 @@ class Experiment:
         told = codec.told_to_nodes(self.config, of_wire)
         measured = ("metrics", "grad_norm", "density")
         run = {name: each for name in measured if (each := self.config["run"].get(name)) not in (None, False)}
-        told["run"] = told.get("run", {}) | run
+        told["run"] = told.get("run", {}) | run | ({"without": sorted(self.withheld)} if self.withheld else {})
         places = [table["name"].rpartition(":")[0] for table in (self.model, method)]
         code = {place: source.digest for place, source in self.code.items() if place in places}
         return {"task": self.model, "method": method} | told | ({"code": code} if code else {})
@@ -233,7 +235,7 @@ def problem_of(table: Table, allowed: Sequence[str] = ()) -> Made:
     """
     code = own.of_owner(allowed, table.get("code", {}))
     task, _ = codec.made_task(table["task"], code)
-    task = codec.with_metrics(task, table["run"])
+    task = codec.without_metrics(codec.with_metrics(task, table["run"]), table["run"].get("without", ()))
     if table["method"]["name"] == LOCAL_ONLY:
         method: fedax.Algorithm = LocalOnly(check_number("lr", table["method"]["lr"], 0, open_low=True))
     else:
@@ -274,6 +276,9 @@ def build_all(
     task_config |= {"start": first.task.start} if first.task.start is not None else {}
     initial = {} if start is None else {"params": start}
     task = codec.with_metrics(task, settings[0].run)
+    parts = [part for part, n in census.held.items() if n and not (part == "test" and test is not None)]
+    withheld = {} if fleet is None else fleet.withheld(task.metrics, parts)
+    task = codec.without_metrics(task, withheld)
     if whole is not None and first.data.split and first.run.split_seeds is None and repeats(first, whole, task, fleet):
         numbers = [*range(usual_seeds(repeated=True))] if first.run.seeds is None else settings[0].run["seeds"]
         settings = [made.with_run(seeds=numbers, split_seeds=True) for made in settings]
@@ -310,7 +315,14 @@ def build_all(
         clients = (resolved | made.config | track_config, data, val, test, names_of_classes, task)
         rounds = (made.work, made.participation, made.methods, made.options | initial)
         return Experiment(
-            *clients, *rounds, nodes, model, code.sources, track, whole if made.run["split_seeds"] else None
+            *clients,
+            *rounds,
+            nodes,
+            model,
+            code.sources,
+            track,
+            whole if made.run["split_seeds"] else None,
+            withheld=withheld,
         )
 
     experiments = [experiment(made) for made in settings]
