@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fedax.data import Plan, Summary
     from fedax.data.transform import Document
 
-_SEEDS = 5  # each with a split of its own, at every site
 _DEFAULT = "tables"  # the default folder, inside of the link's
 
 
@@ -167,10 +166,10 @@ def _write_experiment(place: pathlib.Path, rows: int, parameters: int) -> None:
     """Write the configuration of ``fedax compare csv`` for the nodes; it repeats the split where that does."""
     import tomli_w
 
-    from fedax.experiments.defaults import are_small, comparison
+    from fedax.experiments.defaults import are_small, comparison, usual_seeds
 
     config: dict[str, Any] = comparison("csv", ["fedavg", "fedprox", "fednova"])
     config |= {"name": _DEFAULT, "data": {**config["data"], "name": "nodes"}}
     if are_small(rows, parameters):
-        config["run"] |= {"seeds": _SEEDS, "split_seeds": True}
+        config["run"] |= {"seeds": usual_seeds(repeated=True), "split_seeds": True}
     place.write_text(tomli_w.dumps(config), encoding="utf-8")
