@@ -24,7 +24,7 @@ def decides(experiment: Experiment) -> str | None:
 
 def _until(experiment: Experiment) -> Callable[[Mapping[str, Any]], bool]:
     """A function that gets each row of one run in turn, and returns whether patience ends the run there."""
-    until, least = experiment.options.get("until"), experiment.options.get("min_heard", 1.0)
+    until, least = experiment.options.get("until"), experiment.options.get("min_heard") or 1.0
     return until.fresh(experiment.task.metrics, least) if isinstance(until, Patience) else lambda row: False
 
 
@@ -34,7 +34,7 @@ class Runs:
     def __init__(self, experiment: Experiment, console: "Console | None" = None):
         run = experiment.config["run"]
         self.experiment, self.rounds, self.decides = experiment, run["rounds"], decides(experiment)
-        self.min_heard = experiment.options.get("min_heard", 1.0)
+        self.min_heard = experiment.options.get("min_heard") or 1.0
         self.until: dict[tuple[str, int], Callable[[Mapping[str, Any]], bool]] = {}
         self.objective: dict[tuple[str, int], list[float]] = {}  # values of the judging column, by run
         self.done: dict[tuple[str, int], int] = {}  # rounds done, by run
