@@ -190,3 +190,9 @@ def test_of_a_sweep_runs_that_end_early_are_done(monkeypatch):
     with fedax.show_progress():
         sweep(until=lambda row: row["round"] >= 2)
     assert updates[-1] == (24, "4 of 4 runs done")  # of six rounds each
+
+
+def test_a_line_says_how_much_was_heard_where_that_is_not_all():
+    row = {"round": 3, "train_loss": 0.25}
+    assert progress.figures(row | {"heard": 1.0}) == progress.figures(row) == "Train loss 0.25"
+    assert progress.figures(row | {"heard": 0.75}) == "Train loss 0.25, only 75.00 % of the weight heard"

@@ -13,7 +13,9 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from fedax.errors import ConfigError
 
@@ -71,6 +73,7 @@ _TABLE = {  # in the order of a table's columns, after the metrics of the task
     "waited": Column("Waited for clients", "traffic", "s", "lower"),
 }
 _ROUNDING = 1e-7  # relative rounding of float32
+_OF_WEIGHTS = 1e-6  # the rounding of a sum of weights
 _PLACES = {name: place for place, name in enumerate(_TABLE)}
 _HIGHER = {"accuracy", "precision", "recall", "f1", "auc", "r2"}
 _LOWER = {"loss", "error", "perplexity", "brier", "mse", "rmse", "mae"}
@@ -84,8 +87,36 @@ PER_CLIENT = "_per_client"  # the suffix of columns with a figure for each clien
 TIME = "time"  # a cost of runs with a clock, and of those at real nodes
 COSTS = tuple(name for name, column in _TABLE.items() if column.kind == "cost" and name != TIME)  # of every run
 TRAFFIC = ("wire_down", "wire_up", "waited")
+HEARD = "heard"
 PACE = tuple(name for name, column in _TABLE.items() if column.kind == "pace")
 EXCLUSIONS = tuple(name for name, column in _TABLE.items() if column.kind == "exclusion")
+
+
+def heard_enough(figures: Mapping[str, Any], least: float = 1.0) -> Any:
+    """Whether an evaluation counts: at least this share of the clients' weight was heard in it.
+
+    Args:
+        figures: a row of a history, or a whole one; in a simulation all clients are heard, and there is no such column.
+        least: ``min_heard`` of the run, in (0, 1].
+
+    Returns:
+        A truth value; of a whole history [n].
+
+    Example:
+        >>> bool(heard_enough({"round": 3})), heard_enough({"heard": [1.0, 0.5]}).tolist()
+        (True, [True, False])
+    """
+    return np.asarray(figures.get(HEARD, 1.0), float) >= least - _OF_WEIGHTS
+
+
+def ever_heard(history: Mapping[str, Any], least: float = 1.0) -> bool:
+    """Whether an evaluation counts that was made in training; of a run without rounds, that at the start.
+
+    Example:
+        >>> ever_heard({"round": [0, 5], "heard": [1.0, 0.5]}), ever_heard({"round": [0, 5], "heard": [0.5, 1.0]})
+        (False, True)
+    """
+    return bool(np.atleast_1d(heard_enough(history, least))[-max(1, len(history["round"]) - 1) :].any())
 
 
 def describe(name: str) -> Column:

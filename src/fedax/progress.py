@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedax.columns import describe, show, shown
+from fedax.columns import HEARD, describe, heard_enough, show, shown
 from fedax.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def figures(row: Mapping[str, Any], decides: str | None = None) -> str:
         >>> figures({"round": 3, "train_loss": 0.25, "test_loss": 0.3, "test_accuracy": 0.5, "seconds": 1.0})
         'Train loss 0.25, Test accuracy 50.00 %'
     """
-    return ", ".join(f"{describe(name).label} {show(name, row[name])}" for name in shown(row, decides))
+    texts = [f"{describe(name).label} {show(name, row[name])}" for name in shown(row, decides)]
+    return ", ".join(texts if heard_enough(row) else [*texts, f"only {show(HEARD, row[HEARD])} of the weight heard"])
 
 
 class _Display(Protocol):

@@ -287,3 +287,15 @@ def test_the_network_is_traced_once_for_the_loss_and_all_metrics(dtype, part):
     assert found(params, twice)["loss"] == pytest.approx(found(params, batch)["loss"]) and len(calls) == 4
     bound.loss(params, batch, None), bound.metrics["accuracy"](params, batch)
     assert len(calls) == 6
+
+
+def test_patience_waits_for_evaluations_in_which_enough_was_heard():
+    rows = [
+        {"val_loss": loss, "heard": heard} for loss, heard in [(1, 1), (0.2, 0.7), (0.9, 1), (2, 0.5), (3, 0.7), (2, 1)]
+    ]
+    stop = fedax.Patience("val_loss", 1).fresh()
+    assert [stop(row) for row in rows] == [False] * 5 + [True]
+    stop = fedax.Patience("val_loss", 1).fresh(min_heard=0.7)
+    assert [stop(row) for row in rows[:3]] == [False, False, True]
+    stop = fedax.Patience("val_loss", 1).fresh()
+    assert [stop({"val_loss": row["val_loss"]}) for row in rows[:3]] == [False, False, True]

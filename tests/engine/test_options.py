@@ -29,6 +29,7 @@ GIVEN = {
     "clock": fedax.Clock(step=2.0),
     "pace": fedax.Async(2),
     "until": fedax.Patience("train_loss", 2),
+    "min_heard": 0.5,
     "guard": fedax.Guard(10.0),
     "aggregate": fedax.TrimmedMean(0.2),
     "faults": fedax.Faults([1], sends=2.0),

@@ -1400,6 +1400,46 @@ def test_a_node_that_is_away_is_waited_for_once():
     assert result.history["heard"].tolist() == [1.0, *[pytest.approx(1 - P[4])] * 4]
 
 
+def heard_of(kept: Mapping[int, float], **options: Any) -> fedax.Run:
+    """Four rounds in which a node is away at the evaluations of some."""
+    away = lambda number, head: (head.get("kind"), number) == ("evaluate", SECOND) and head["round"] in kept  # noqa: E731
+    return run(FEDAVG, Away(nodes(), away, True), test=TEST, rounds=4, timeout=0.05, **options)
+
+
+@pytest.mark.usefixtures("apart")
+def test_an_evaluation_without_a_node_counts_for_no_best_model_and_no_patience(tmp_path):
+    assert heard_of([], checkpoint=tmp_path / "all", best="test_loss").best.round == 4
+    partly = heard_of([3, 4], checkpoint=tmp_path / "partly", best="test_loss")
+    assert partly.history["heard"].tolist() == [1.0, 1.0, 1.0, *[pytest.approx(1 - P[4])] * 2]
+    assert partly.best.round == 2 and partly.best.value == partly.history["test_loss"][2]
+    enough = heard_of([3, 4], checkpoint=tmp_path / "enough", best="test_loss", min_heard=float(1 - P[4]))
+    assert enough.best.round == 4
+    patience = fedax.Patience("test_loss", 1, least=10.0)
+    assert heard_of([], until=patience).history["round"].tolist() == [0, 1]
+    assert heard_of([1, 2], until=patience).history["round"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_run_without_an_evaluation_that_counts_keeps_its_last_model(tmp_path):
+    with pytest.warns(UserWarning, match="min_heard.*no best model"):
+        result = heard_of([1, 2, 3, 4], checkpoint=tmp_path, best="test_loss")
+    assert result.best is None and result.status == "finished"
+    assert np.array_equal(flat(result.params), flat(run(FEDAVG, test=TEST, rounds=4).params))
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.1, float("nan"), "all", True])
+def test_the_share_that_has_to_be_heard_is_checked(share):
+    for start in (simulated, run):
+        with pytest.raises(fedax.ConfigError, match="min_heard"):
+            start(FEDAVG, min_heard=share)
+
+
+def test_a_simulation_hears_all():
+    one, other = (simulated(FEDAVG, min_heard=share) for share in (None, 0.5))
+    assert one.history.keys() == other.history.keys() and "heard" not in one.history
+    assert np.array_equal(flat(one.params), flat(other.params))
+
+
 def test_a_node_that_fails_at_once_is_not_asked_without_pause():
     at = Away(nodes(), absent({1: SECOND}), True)
     run(FEDAVG, at, timeout=0.1)

@@ -410,6 +410,22 @@ def test_a_run_that_ends_for_want_of_patience_is_over():
     assert console.file.getvalue().strip() == "fedavg, seed 0: ended early, round 3, Train loss 0.7, Test loss 0.7"
 
 
+@pytest.mark.parametrize(("least", "last"), [(None, 5), (0.75, 2)])
+def test_patience_on_the_screen_waits_for_evaluations_in_which_enough_was_heard(least, last):
+    console = Console(file=io.StringIO(), width=120)
+    config = tomllib.loads(TINY)
+    config["run"] |= {"rounds": 9, "patience": {"column": "test_loss", "evaluations": 2}}
+    config["run"] |= {} if least is None else {"min_heard": least}
+    with Runs(build(config), console) as watch:
+        watch("fedavg", 0, None)
+        for round_, heard in enumerate([1.0, 1.0, 0.75, 0.75, 0.75, 1.0][: last + 1]):
+            loss = 0.5 + 0.1 * round_
+            watch("fedavg", 0, {"round": round_, "train_loss": loss, "test_loss": loss, "heard": heard})
+    lines = console.file.getvalue().strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith(f"fedavg, seed 0: ended early, round {last}, ")
+    assert ("only 75.00 % of the weight heard" in lines[0]) == (last == 2)
+
+
 def started(*arguments, **environment):
     """The command in a separate process with its own cache: JAX 0.10.0 warns when it reads cached programs."""
     own = {"XDG_CACHE_HOME": os.getcwd() + "-cache"}

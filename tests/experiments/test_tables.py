@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import json
 import math
 import re
 import shutil
@@ -15,9 +16,10 @@ from markdown_it import MarkdownIt
 from scipy import stats
 from typer.testing import CliRunner
 
+from fedax import figures
 from fedax.cli import app
 from fedax.errors import ConfigError
-from fedax.experiments import clients, summary, tables
+from fedax.experiments import clients, plots, summary, tables
 from fedax.experiments.report import render
 from fedax.experiments.statistics import Target, interval, reached, target_of
 from fedax.experiments.typeset import md, tex
@@ -326,3 +328,85 @@ def test_the_command_prints_and_writes_tables(record, tmp_path):
     }.items():
         result = run(*given)
         assert result.exit_code == 2 and message in result.stderr
+
+
+AWAY = {"steady": [[2.0, 0.6, 0.5], [2.0, 0.7, 0.5]], "lucky": [[2.0, 0.31, 0.2], [2.0, 0.8, 0.4]]}
+
+
+def partly_heard(folder, least=None, heard=None, **run):
+    """A run over real clients, of whom some were away where the loss is .31, .8 or .4."""
+    heard = {0.31: 0.75, 0.8: 0.5, 0.4: 0.75} if heard is None else heard
+    settings = run if least is None else {"min_heard": least, **run}
+    return fake(folder, AWAY, columns=lambda label, loss: {"heard": heard.get(loss, 1.0)}, run=settings)
+
+
+@pytest.mark.parametrize(("least", "at"), [(None, [10]), (0.8, [10]), (0.75, [5, 10]), (0.5, [5, 10])])
+def test_a_target_is_reached_where_enough_was_heard(least, at, tmp_path):
+    record = partly_heard(tmp_path / "run", least)
+    row = tables.table([record], target={"train_loss": 0.45}).set_index("method").loc["lucky"]
+    assert row["reached"] == len(at) and row["rounds_to_target"] == np.mean(at)
+    notes = tables.costs_to(summary.problems([record])[0], Target("train_loss", 0.45, "lower")).notes
+    few = f"less than {100 * (least or 1):g} % of the weight"
+    assert any(few in note for note in notes) == (least != 0.5)
+
+
+def test_the_verdict_and_the_tables_say_who_was_away(tmp_path):
+    record = partly_heard(tmp_path / "run")
+    (problem,) = summary.problems([record])
+    (sentence,) = [text for text in summary.verdict(problem) if "heard" in text]
+    assert sentence.startswith(
+        "In 3 of 6 evaluations of lucky only 50.00 % to 75.00 % of the weight was heard; they count"
+    )
+    assert "no target and no best model" in sentence and "the last model is kept" in sentence
+    assert sentence.endswith("at the end are those of 75.00 % of the weight, with 1 of 2 seeds.")
+    assert sentence in tables.to_markdown([record]).replace("\\", "")
+    conclusion = {row["label"]: row["heard"] for row in summary.conclusion(problem)["methods"]}
+    assert conclusion["lucky"] == {
+        "evaluations": 6, "not_all": 3, "too_few": 3, "least": 0.5, "most_of_those": 0.75, "at_the_end": 0.75,
+        "seeds_at_the_end": 1,
+    }  # fmt: skip
+    assert conclusion["steady"]["not_all"] == 0
+    assert tables.table([record]).set_index("method")["heard"].to_dict() == {"steady": 1.0, "lucky": 0.75}
+
+
+def test_of_evaluations_that_count_the_verdict_says_what_was_heard_and_no_more(tmp_path):
+    (problem,) = summary.problems([partly_heard(tmp_path / "run", 0.5)])
+    (sentence,) = [text for text in summary.verdict(problem) if "heard" in text]
+    assert "no target" not in sentence and "the last model is kept" not in sentence
+    (problem,) = summary.problems([partly_heard(tmp_path / "some", 0.6)])
+    (sentence,) = [text for text in summary.verdict(problem) if "heard" in text]
+    assert "; 1 of them counts for no target" in sentence
+
+
+def test_a_simulation_says_nothing_of_who_was_heard(record):
+    (problem,) = summary.problems([record])
+    assert not any("heard" in text for text in summary.verdict(problem))
+    assert "heard" not in tables.table([record]) and "heard" not in summary.conclusion(problem)["methods"][0]
+
+
+def test_the_curves_have_a_ring_where_some_were_away(record, tmp_path):
+    page, plain = render([partly_heard(tmp_path / "run")]), render([record])
+    (curves,) = [json.loads(text) for text in re.findall(r'json">({.*?)</script>', page)]
+    assert [each.get("heard") for each in curves["series"]] == [None, [1.0, 0.5, 0.75]]
+    drawn = page.split("<script>")[0]
+    assert drawn.count('<use href="#away"') == 2 * len(curves["charts"]) and "○: not all" in page
+    assert '<use href="#away"' not in plain.split("<script>")[0] and "○: not all" not in plain
+    (problem,) = summary.problems([partly_heard(tmp_path / "again")])
+    figure = plots.series(problem.methods, "train_loss")
+    rings = [
+        line for line in figures.curves(figure, column="train_loss").axes[0].lines if line.get_linestyle() == "None"
+    ]
+    assert [line.get_xdata().tolist() for line in rings] == [[5.0, 10.0]]
+
+
+def test_early_stopping_and_what_ended_worse_are_read_as_the_run_judged_them(tmp_path):
+    patience = {"column": "train_loss", "evaluations": 1, "least": 10.0}
+    early = partly_heard(tmp_path / "early", heard={0.6: 0.5, 0.7: 0.5}, rounds=15, patience=patience)
+    assert [run.status for run in early.of("steady")] == ["finished"] * 2  # by the third row, not the second
+    unheard = partly_heard(tmp_path / "unheard", heard={0.5: 0.5}, rounds=15, patience=patience)
+    assert [run.status for run in unheard.of("steady")] == ["unfinished"] * 2
+    worse = {"a": [[1.0, 0.8, 3.0]]}
+    for heard, status in ((1.0, "worse"), (0.5, "finished")):
+        column = lambda label, loss, heard=heard: {"heard": heard if loss == 3.0 else 1.0}  # noqa: E731
+        record = fake(tmp_path / f"{status}", worse, seeds=(0,), columns=column)
+        assert [run.status for run in record.runs] == [status]

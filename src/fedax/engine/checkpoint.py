@@ -26,7 +26,7 @@ import jax
 import numpy as np
 import safetensors
 
-from fedax.columns import COSTS, EXCLUSIONS, PACE, TIME, TRAFFIC, describe, higher_is_better
+from fedax.columns import COSTS, EXCLUSIONS, HEARD, PACE, TIME, TRAFFIC, describe, heard_enough, higher_is_better
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
 from fedax.engine import processes, secret
@@ -72,7 +72,8 @@ class Checkpoints:
             before.
         best: a column of the history that measures the model, such as ``"val_loss"``: the model of the evaluated round
             at which it was best stays too, in ``best.safetensors``, and is the run's ``best``; of equals the first.
-            Asked of a run that goes on, it is the best since then. ``None``: none is kept.
+            Asked of a run that goes on, it is the best since then. Of real clients it is one of an evaluation in which
+            ``min_heard`` of the weight was heard; where there was none in training, none is kept. ``None``: likewise.
         higher: whether higher is better; ``None``: as the metric or the column's name tells (:mod:`fedax.columns`).
 
     Raises:
@@ -280,7 +281,7 @@ class Keeper:
                 if last > index or (last < index and status != "finished" and not self._lanes):
                     raise CheckpointError(f"{path}: {status} with figures up to round {last}; remove it")
                 expected = {"round", *costs, *columns(self.job), *(EXCLUSIONS if self.job.plan.watched else ())}
-                expected |= {"heard"} if self.job.memory == "nodes" else set()
+                expected |= {HEARD} if self.job.memory == "nodes" else set()
                 expected |= {*PACE} if self.job.pacing is not None else set()
                 expected |= {"epsilon"} if self.job.ledger is not None else set()
                 if differs := expected ^ rows[0].keys():
@@ -376,7 +377,7 @@ class Keeper:
             CheckpointError: it cannot be written; the one before is as it was.
         """
         column, best = self.wanted.best, self.best[which]
-        if column is None or not math.isfinite(row[column]):
+        if column is None or not math.isfinite(row[column]) or not heard_enough(row, self.job.min_heard):
             return
         sign = -1 if self._upwards else 1
         if best is not None and sign * row[column] >= sign * best.value:

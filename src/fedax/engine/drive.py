@@ -10,6 +10,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from fedax.columns import heard_enough
 from fedax.contract.types import Tree, Unknown
 from fedax.engine import private, processes
 from fedax.engine.checkpoint import Keeper, SavedRun, Snapshot
@@ -104,7 +105,7 @@ class Lane:
         if isinstance(job.until, Patience):
             if job.until.column not in (known := columns(job)):
                 raise unknown("patience.column", job.until.column, known)
-            self.until = job.until.fresh(job.plan.task.metrics)
+            self.until = job.until.fresh(job.plan.task.metrics, job.min_heard)
         self.status = "finished"
         self.result: tuple[State | None, Tree] | None = None  # the state and the model in the end
 
@@ -148,7 +149,8 @@ class Lane:
     def conclude(self) -> tuple[str, type[Warning]] | None:
         """Set the status of a run that ended worse than it began; the warning for its user, if there is one."""
         last, judge = self.history.rows[-1], private.judged(self.history.rows[0], self.public)
-        values = [row[judge] for row in self.history.rows] if judge is not None else []
+        counted = [row for row in self.history.rows if heard_enough(row, self.job.min_heard)]
+        values = [row[judge] for row in counted] if judge is not None else []
         if self.status == "finished" and values and ended_worse(values):
             self.status = "worse"
             name = "objective" if self.public is None else judge

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from fedax.columns import COSTS, TIME, TRAFFIC, describe, measures, show
+from fedax.columns import COSTS, HEARD, TIME, TRAFFIC, describe, measures, show
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.checkpoint import Best
 from fedax.engine.evaluate import excluded
@@ -181,7 +181,13 @@ class Run:
             raise unknown("column", column, known)
         gone = "diverged" if self.status == "diverged" else ""
         return curves(
-            [Series("", along(self.history, x), np.array([self.history[column]], float), gone)], x=x, column=column
+            [
+                Series(
+                    "", along(self.history, x), np.array([self.history[column]], float), gone, self.history.get(HEARD)
+                )
+            ],
+            x=x,
+            column=column,
         )
 
     def _repr_html_(self) -> str:

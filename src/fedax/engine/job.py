@@ -48,7 +48,7 @@ from fedax.federation.census import Census
 from fedax.federation.clock import BoundClock
 from fedax.federation.participation import Full, WithoutLate
 from fedax.federation.work import Deadline, GeometricSteps, Steps, StepsByRound
-from fedax.numbers import check_count
+from fedax.numbers import check_count, check_number
 from fedax.programs import compiled
 from fedax.tasks.task import Task, check_params
 from fedax.wire.compressed import Compression
@@ -96,7 +96,7 @@ class Job(NamedTuple):
         parts: part -> the same as it was given: a pytree of examples, or those of clients.
         labels: part -> metric -> sums of the labels alone, where a metric needs them.
         by_client: the parts whose clients have figures of their own.
-        grad_norm, density, until: as of :func:`fedax.simulate`.
+        grad_norm, density, until, min_heard: as of :func:`fedax.simulate`.
         form: shapes and types of the task's own parameters; those of ``x`` are wider where they are bfloat16.
         origin: what the model of the run belongs to.
         seed: as of :func:`fedax.simulate`.
@@ -128,6 +128,7 @@ class Job(NamedTuple):
     grad_norm: bool
     density: float | None
     until: Callable[[dict[str, Unknown]], bool] | None
+    min_heard: float
     form: Tree
     seed: int
     origin: Origin
@@ -235,6 +236,7 @@ def _made(asked: _Asked) -> Job:
     grad_norm, density = "grad_norm" in whole.run_metrics, whole.run_metrics.get("density")
     density = None if density is None else density.threshold
     batch_size = None if given.batch_size is None else check_batch_size(given.batch_size, census)
+    min_heard = check_number("min_heard", given.min_heard, 0, 1, open_low=True, fixed=True)
     stops = evaluation_rounds(int(given.rounds), given.evaluate_every)
     wire = given.wire(compression)
     private.check(wire, algorithm, given.participation, census, given.until, parts)
@@ -313,6 +315,7 @@ def _made(asked: _Asked) -> Job:
         grad_norm=grad_norm,
         density=density,
         until=given.until,
+        min_heard=min_heard,
         form=form,
         seed=given.seed,
         origin=Origin(whole.entire, census.example, _labels(census, here), census.transform),

@@ -44,6 +44,8 @@ class CommonOptions:
         pace: ``fedax.Async(…)``, a server that does not wait for all clients of a round; it needs a ``clock``, and has
             who starts in the place of ``participation``. A round is then a step of the server.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
+        min_heard: of real clients, in (0, 1]: an evaluation in which less of their weight was heard counts for no
+            target, no patience and no best model; default 1. In a simulation all are heard.
         guard: leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all
             count, as the papers have it, and a run whose model is no longer finite has diverged.
         aggregate: what stands in the place of the mean of the uploads, for instance :class:`fedax.CoordinateMedian`.
@@ -91,6 +93,7 @@ class CommonOptions:
     until: Callable[[dict[str, Unknown]], bool] | None = option(
         None, hint="give a function of one row of the history that tells whether to stop", setting="run.patience"
     )
+    min_heard: float | None = option(None, setting="run.min_heard")
     guard: Guard | bool | None = option(None, hint="give True or fedax.Guard(...)", setting="run.guard", of_wire=True)
     aggregate: Aggregator | None = option(
         None, hint="give CoordinateMedian, TrimmedMean, ... or ClippedMean", setting="run.aggregate", of_wire=True
@@ -118,6 +121,7 @@ class CommonOptions:
             self,
             work=Epochs(1) if self.work is None else self.work,
             place=Place() if self.place is None else self.place,
+            min_heard=1.0 if self.min_heard is None else self.min_heard,
             participation=Full() if self.participation is None else self.participation,
             guard=Guard() if self.guard is True else None if self.guard is False else self.guard,
         )

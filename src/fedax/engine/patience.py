@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from fedax.columns import higher_is_better
+from fedax.columns import heard_enough, higher_is_better
 from fedax.contract.types import Unknown
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
@@ -16,7 +16,8 @@ class Patience:
 
     Each run counts by itself, of runs side by side each one, and one that goes on from a checkpoint as if it had never
     stopped. The model in the end is that of the last round; :class:`fedax.Checkpoints` with ``best`` of the same column
-    keeps the best one.
+    keeps the best one. Of real clients, an evaluation in which less than ``min_heard`` of the weight was heard does not
+    count.
 
     Args:
         column: of the history, as a rule one of validation: by the test's, the figures of the test would flatter.
@@ -51,26 +52,28 @@ class Patience:
         """Never true: the counter that :meth:`fresh` makes for each run decides."""
         return False
 
-    def fresh(self, metrics: Mapping[str, Unknown] | None = None) -> "PatienceCounter":
-        """A new counter for a single run; ``metrics``: those of its task.
+    def fresh(self, metrics: Mapping[str, Unknown] | None = None, min_heard: float = 1.0) -> "PatienceCounter":
+        """A new counter for a single run; ``metrics``: those of its task; ``min_heard``: as of a run.
 
         Raises:
             ConfigError: the name of the column does not tell which way is better.
         """
         higher = self.higher
         return PatienceCounter(
-            self, higher_is_better(self.column, "patience.higher", metrics) if higher is None else higher
+            self, higher_is_better(self.column, "patience.higher", metrics) if higher is None else higher, min_heard
         )
 
 
 class PatienceCounter:
     """Counts for how many evaluations a run has waited for a better value."""
 
-    def __init__(self, patience: Patience, upwards: bool):
-        self.asked, self._sign = patience, -1.0 if upwards else 1.0
+    def __init__(self, patience: Patience, upwards: bool, min_heard: float = 1.0):
+        self.asked, self._sign, self._min_heard = patience, -1.0 if upwards else 1.0, min_heard
         self._best, self._waited = math.inf, 0
 
     def __call__(self, row: Mapping[str, Unknown]) -> bool:
+        if not heard_enough(row, self._min_heard):
+            return False
         value = self._sign * row[self.asked.column]
         if value < self._best - self.asked.least:
             self._best, self._waited = value, 0

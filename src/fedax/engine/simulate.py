@@ -2,8 +2,10 @@
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable
 
+from fedax.columns import ever_heard
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
@@ -21,7 +23,7 @@ from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan, loops
 from fedax.engine.private import of_public
-from fedax.errors import ConfigError, complete
+from fedax.errors import ConfigError, caller_level, complete
 from fedax.programs import compiled
 from fedax.progress import Progress, figures, wanted
 from fedax.tasks.task import Task
@@ -130,7 +132,12 @@ def conduct(
         return drive(make(job, False), [job], lambda _, row: watch(row))[0]
     with Keeper(checkpoint, [job]) as keeper:
         run = drive(make(keeper.jobs[0], keeper.found), keeper.jobs, lambda _, row: watch(row), keeper)[0]
-    run.best = keeper.best[0]
+    if checkpoint.best is None or ever_heard(run.history, job.min_heard):
+        run.best = keeper.best[0]
+    else:
+        text = f"in no evaluation in training {100 * job.min_heard:g} % of the clients' weight was heard (min_heard)"
+        text += ": there is no best model, and the run keeps its last one"
+        warnings.warn(text, UserWarning, stacklevel=caller_level())
     return run
 
 

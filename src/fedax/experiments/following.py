@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedax.columns import heard_enough
 from fedax.engine.history import ended_worse
 from fedax.engine.patience import Patience
 from fedax.engine.private import judged
@@ -23,8 +24,8 @@ def decides(experiment: Experiment) -> str | None:
 
 def _until(experiment: Experiment) -> Callable[[Mapping[str, Any]], bool]:
     """A function that gets each row of one run in turn, and returns whether patience ends the run there."""
-    until = experiment.options.get("until")
-    return until.fresh(experiment.task.metrics) if isinstance(until, Patience) else lambda row: False
+    until, least = experiment.options.get("until"), experiment.options.get("min_heard") or 1.0
+    return until.fresh(experiment.task.metrics, least) if isinstance(until, Patience) else lambda row: False
 
 
 class Runs:
@@ -33,6 +34,7 @@ class Runs:
     def __init__(self, experiment: Experiment, console: "Console | None" = None):
         run = experiment.config["run"]
         self.experiment, self.rounds, self.decides = experiment, run["rounds"], decides(experiment)
+        self.min_heard = experiment.options.get("min_heard") or 1.0
         self.until: dict[tuple[str, int], Callable[[Mapping[str, Any]], bool]] = {}
         self.objective: dict[tuple[str, int], list[float]] = {}  # values of the judging column, by run
         self.done: dict[tuple[str, int], int] = {}  # rounds done, by run
@@ -56,7 +58,7 @@ class Runs:
             return
         shown_figures, at = figures(row, self.decides), f"round {row['round']}"
         column = judged(row, self.experiment.public)
-        self.objective[run] += [] if column is None else [row[column]]
+        self.objective[run] += [row[column]] if column is not None and heard_enough(row, self.min_heard) else []
         diverged = not math.isfinite(row["train_loss"])
         finished = self.until[run](row) or diverged or row["round"] == self.rounds
         self.done[run] = self.rounds if finished else row["round"]

@@ -44,7 +44,7 @@ def series(methods: Sequence[Method], column: str, x: str = "rounds") -> list[Se
     for m in methods:
         values = m.values(column)
         place = np.mean([along(run.history, x)[: values.shape[1]] for run in m.runs], axis=0)
-        drawn.append(Series(m.label, place, values, _gone(m)))
+        drawn.append(Series(m.label, place, values, _gone(m), m.heard))
     return drawn
 
 

@@ -6,8 +6,9 @@ standard deviation s, an interval is x̄ ± t s/√n, where t is the quantile of
 freedom. That of a difference covers the split and the test examples too, as :mod:`fedax.experiments.chance` says. It is
 corrected for all pairs, as p is.
 
-A seed has reached a target at its first evaluation that is as good or better. What that cost is averaged over the seeds
-that reached it; how many did stands beside it, for a mean over a few lucky seeds flatters a method.
+A seed has reached a target at its first evaluation that is as good or better, of real clients the first in which enough
+of their weight was heard (``run.min_heard``). What that cost is averaged over the seeds that reached it; how many did
+stands beside it, for a mean over a few lucky seeds flatters a method.
 """
 
 import math
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedax.columns import better
+from fedax.columns import better, heard_enough
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import summary
 from fedax.experiments.chance import Gap
@@ -143,6 +144,7 @@ def reached(m: Method, target: Target) -> Reached:
     for run in m.runs:
         values = np.asarray(run.history[target.column], float)
         hits = values <= target.value if target.better == "lower" else values >= target.value
+        hits &= heard_enough(run.history, m.min_heard)
         if hits.any():
             seeds.append(run.seed)
             for name in costs:

@@ -46,6 +46,8 @@ def table(records: Sequence[Record], *, target: Aim | None = None, confidence: f
         - With a target ``target_column`` and ``target``; ``reached``, how many seeds did; and over these,
           ``<axis>_to_target`` and ``<axis>_to_target_std`` for each of ``fedax.figures.AXES`` that the runs have.
         - ``epsilon``, of private runs: what one has spent in the end, the most of its seeds.
+        - ``heard``, of real clients: the share of their weight that was heard at the last evaluation, the least of the
+          seeds.
 
     Raises:
         ConfigError: a target that cannot be, a confidence out of range.
@@ -81,6 +83,8 @@ def _row(problem: ProblemResults, m: Method, aim: Target | None, confidence: flo
             row[f"{name}_to_target_std"] = _std(costs)
     if m.epsilon is not None:
         row["epsilon"] = m.epsilon
+    if (heard := m.heard_counts) is not None:
+        row["heard"] = heard["at_the_end"]
     return row
 
 
@@ -221,6 +225,9 @@ def costs_to(problem: ProblemResults, target: Target) -> Sheet:
         name = "Traffic" if key == "bytes" else describe(axis.columns[0]).label
         columns[_head(name, figures.unit)] = figures.means()
     notes = ["Up to the first evaluation that is as good or better, of all clients together."]
+    least = min(m.min_heard for m in problem.methods)
+    few = f"Evaluations in which less than {100 * least:g} % of the weight was heard do not count."
+    notes += [few] * any((m.heard_counts or {}).get("too_few") for m in problem.methods)
     notes += ["Mean ± standard deviation over the seeds that reached it."] * (max(result.of for result in results) > 1)
     title = f"Cost until {label[0].lower()}{label[1:]} is {way} {value}"
     return Sheet("target", title, list(columns), list(zip(*columns.values(), strict=True)), notes=notes)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import describe
+from fedax.columns import HEARD, describe, heard_enough
 from fedax.errors import ConfigError
 from fedax.figures.axes import axis
 from fedax.figures.drawing import LINES, Drawing, canvas, legend, number, powers, style
@@ -70,6 +70,10 @@ def _draw(axes: Any, s: Series, k: int, number: int) -> Any:
         s.x, mean, linestyle=LINES[dash(k)], color=colour(k), marker=marker(k), markevery=_marks(s.x, k / number),
         linewidth=0.9 + 0.8 * under, markersize=3.2 + 2.0 * under, markeredgecolor="white", markeredgewidth=0.3,
     )  # fmt: skip
+    if s.heard is not None and (away := ~heard_enough({HEARD: s.heard})).any():
+        axes.plot(
+            s.x[away], mean[away], "o", color=colour(k), markersize=5.0, markerfacecolor="white", markeredgewidth=0.9
+        )
     if s.gone and s.x.size:
         axes.plot(s.x[-1], mean[-1], "x", color=colour(k), markersize=5.5, markeredgewidth=1.4)
     return line

@@ -16,6 +16,8 @@ class Series:
         x: [n] where it was measured: rounds, or what they cost in the mean over the seeds.
         values: [seeds, n] what was measured.
         gone: why it left the others, such as ``"diverged"``; it does not scale the picture then. Empty: it did not.
+        heard: [n] the share of the weight of real clients that was heard; a ring is drawn where not all were. ``None``:
+            all were.
 
     Raises:
         ConfigError: shapes that do not fit.
@@ -29,6 +31,7 @@ class Series:
     x: np.ndarray
     values: np.ndarray
     gone: str = ""
+    heard: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         x, values = np.asarray(self.x, float), np.asarray(self.values, float)
@@ -37,5 +40,10 @@ class Series:
         if values.ndim != 2 or not len(values) or values.shape[1] != len(x):
             way_out = f"give [seeds, {len(x)}] numbers for {self.label}; of one seed, [values]"
             raise ConfigError("series.values", values.shape, way_out)
+        if self.heard is not None:
+            heard = np.asarray(self.heard, float)
+            if heard.shape != x.shape:
+                raise ConfigError("series.heard", heard.shape, f"give one share for each evaluation of {self.label}")
+            object.__setattr__(self, "heard", heard)
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "values", values)

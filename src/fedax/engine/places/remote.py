@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.columns import TIME
+from fedax.columns import HEARD, TIME
 from fedax.contract.compression import Compressor, Identity
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
@@ -230,7 +230,7 @@ class Remote(HostServer):
             if isinstance(job.plan.task.metrics.get("auc"), AUC) and not np.any(of_part["figures"]["auc"]["lost"])
         }
         (row,) = measured(job, state.server, index, train, held)
-        return [row | {"heard": heard}]
+        return [row | {HEARD: heard}]
 
     def _evaluation(self, model: Tree, index: int) -> Generator[NodeMessages, NodeAnswers, Figures]:
         """The figures of a model; yields messages to the nodes, and is sent their answers."""

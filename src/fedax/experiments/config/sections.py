@@ -87,6 +87,7 @@ class ParticipationSection(Open):
 # A setting's type by that of its value; what is not here is a table of arguments.
 _TYPES: dict[Any, Any] = {
     int: Count,
+    float: float,
     bool: bool,
     Aggregator: str | Table,
     Compressor: str | Table,  # of uploads; or tables up and down

@@ -3,12 +3,12 @@
 import html
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedax.columns import describe, show
+from fedax.columns import HEARD, describe, heard_enough, show
 from fedax.experiments import clients, summary, sweeps
 from fedax.experiments.report import svg
 from fedax.experiments.report.svg import Scale, around
@@ -119,7 +119,16 @@ def _series(m: Method, every: int, axes: Collection[str]) -> dict[str, Any]:
         "label": m.label,
         "gone": m.status_text if m.status in GONE else None,
         "x": {name: _rounded(_thin(values, every)) for name, values in x.items()},
-    }
+    } | _heard(m, every)
+
+
+def _heard(m: Method, every: int) -> dict[str, Any]:
+    """How much of the weight was heard at each point, or since the one before; nothing where it was always all."""
+    heard = m.heard
+    if heard_enough({HEARD: heard}).all():
+        return {}
+    at = _thin(np.arange(len(heard)), every)
+    return {"heard": _rounded([heard[a + 1 : b + 1].min() for a, b in zip([-1, *at[:-1]], at, strict=True)])}
 
 
 def _curve(
@@ -150,7 +159,7 @@ def _curve(
         line = f'<path class="line"{_dashed(*turns.get(k, (0, 1)))} d="{svg.path(across, mean)}"/>'
         start = f'<g class="{_colour(k)}" data-k="{k}">'
         field += f"{start}{edge}{line}</g>"
-        marks += f"{start}{_marks(k, across, mean, bool(series[k]['gone']))}</g>"
+        marks += f"{start}{_marks(k, across, mean, series[k])}</g>"
     label = about_column.label
     ends_at = [f"{m.label} {show(column, v[0][-1])}" for m, v in zip(methods, values, strict=True) if v[0]]
     about = f"{label} against rounds; at the end " + ", ".join(ends_at[:10]) + ", …" * (len(ends_at) > 10)
@@ -202,14 +211,17 @@ def _dashed(turn: int, number: int) -> str:
     return f' stroke-dasharray="10 {10 * (number - 1)}" stroke-dashoffset="{-10 * turn}"' if number > 1 else ""
 
 
-def _marks(k: int, x: np.ndarray, y: np.ndarray, gone: bool) -> str:
-    """A method's marks, at other evaluations than those of its neighbours; and a mark where a failed run ends."""
+def _marks(k: int, x: np.ndarray, y: np.ndarray, about: Mapping[str, Any]) -> str:
+    """A method's marks, at other evaluations than its neighbours'; where not all were heard; where it failed."""
     last = len(x) - 1
     if last < 0:
         return ""
     at = sorted({min(last, math.floor(last * (j + (k * 3 % 8) / 8) / 6 + 0.5)) for j in range(7)})
     text = "".join(svg.mark(f"m{k % len(MARKERS)}", x[i], y[i]) for i in at)
-    return text + svg.mark("gone", x[last], min(max(y[last], 0), 1)) if gone and np.isfinite(y[last]) else text
+    away = [i for i, heard in enumerate(about.get("heard", [])) if not heard_enough({HEARD: heard})]
+    text += "".join(svg.mark("away", x[i], y[i]) for i in away)
+    gone = about["gone"] and np.isfinite(y[last])
+    return text + svg.mark("gone", x[last], min(max(y[last], 0), 1)) if gone else text
 
 
 def _listed(labels: Sequence[str], most: int = 6) -> str:
@@ -218,7 +230,7 @@ def _listed(labels: Sequence[str], most: int = 6) -> str:
     return f"{shown} and {len(labels) - most} more" if len(labels) > most + 1 else f"{shown} and {labels[-1]}"
 
 
-def _rounded(values: np.ndarray) -> list[float]:
+def _rounded(values: Iterable[float]) -> list[float]:
     return [float(f"{v:.6g}") for v in values]
 
 

@@ -94,11 +94,13 @@ function band(x, low, high) {
 }
 const inside = s => s >= -1e-9 && s <= 1 + 1e-9;
 const mark = (name, x, y) => inside(x) && inside(y) ? `<use href="#${name}" x="${percent(x)}" y="${percent(1 - y)}"/>` : "";
-function marks(k, x, y, gone) {
+const away = heard => heard < 1 - 1e-6;   // not all of the weight was heard
+function marks(k, x, y, {gone, heard = []}) {
   const last = x.length - 1, places = new Set();
   if (last < 0) return "";
   for (let j = 0; j < 7; j++) places.add(Math.min(last, Math.floor(last * (j + (k * 3 % 8) / 8) / 6 + 0.5)));
-  const text = [...places].sort((a, b) => a - b).map(i => mark(`m${k % 9}`, x[i], y[i])).join("");
+  const text = [...places].sort((a, b) => a - b).map(i => mark(`m${k % 9}`, x[i], y[i])).join("") +
+    heard.map((h, i) => away(h) ? mark("away", x[i], y[i]) : "").join("");
   return gone && Number.isFinite(y[last]) ? text + mark("gone", x[last], clip(y[last], 0, 1)) : text;
 }
 const grid = (x, y) => ticks(x).map(([s, word]) => `<line x1="${percent(s)}" x2="${percent(s)}" y2="100%"/>` +
@@ -149,7 +151,7 @@ function draw(chart) {
     lines.style.display = points.style.display = gone ? "none" : "";
     lines.querySelector(".line").setAttribute("d", path(x, mean));
     if (ends.length) lines.querySelector(".band").setAttribute("d", band(x, ...ends));
-    points.innerHTML = marks(k, x, mean, series[k].gone);
+    points.innerHTML = marks(k, x, mean, series[k]);
   });
   for (const group of chart.groups) {   // lines on one another take turns
     const own = group.filter(k => !block.hidden.has(k));
@@ -193,6 +195,8 @@ function point(chart, k, i, y) {   // show the values at evaluation i of method 
     add("span", line, {}, series[row.k].label);
     const numbers = add("span", line, {}, shown(mean, chart.unit));
     add("span", numbers, {class: "spread"}, between);
+    const heard = series[row.k].heard?.[row.j] ?? 1;
+    if (away(heard)) add("span", numbers, {class: "spread"}, ` (${shown(heard, "%")} of the weight heard)`);
     return line;
   });
   if (more > 1) lines.push(Object.assign(document.createElement("div"), {textContent: `and ${more} more`, className: "soft"}));

@@ -246,6 +246,8 @@ def _curves_note(problems: Sequence[ProblemResults]) -> str:
     note += "Lines that lie on one another show in turns. "
     note += "⊗: the method diverged, or ended worse than it began. " if any(m.status in GONE for m in methods) else ""
     note += f"Of {every} evaluations one is drawn. " if every > 1 else ""
+    away = any(m.heard_text for m in methods)
+    note += "○: not all of the clients' weight was heard there; the note of the table says in how many. " * away
     use = "Point at a curve for its values; drag to zoom in, double-click to go back. By keyboard: arrows, +, − and 0."
     return f'{note}<span class="live">{use}</span>'
 

@@ -30,6 +30,7 @@ SYMBOLS = {
 }
 _OTHERS = {
     "gone": '<circle r="6.5"/><path d="M-3-3l6 6M-3 3l6-6"/>',
+    "away": '<circle r="4.5"/>',
     "star": '<path d="M0-9l2.6 5.6 6.1.8-4.5 4.2 1.2 6.1L0 3.7l-5.4 3 1.2-6.1-4.5-4.2 6.1-.8z"/>',
 }
 _LARGEST = 1e300  # larger numbers are clipped before they are drawn
@@ -242,7 +243,7 @@ def percent(share: float) -> str:
 
 
 def symbols() -> str:
-    """The definitions of the marks, once for a page: ``m0``, ``m1``, … for methods, ``gone``, ``star``."""
+    """The definitions of the marks, once for a page: ``m0``, ``m1``, … for methods, ``gone``, ``away``, ``star``."""
     shapes = {f"m{k}": f'<path d="{d}"/>' for k, d in enumerate(SYMBOLS.values())} | _OTHERS
     inside = "".join(f'<symbol id="{name}" overflow="visible">{shape}</symbol>' for name, shape in shapes.items())
     return f'<svg width="0" height="0" aria-hidden="true" style="position:absolute">{inside}</svg>'

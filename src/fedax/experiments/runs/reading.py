@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import COSTS, PER_CLIENT, TIME
+from fedax.columns import COSTS, HEARD, PER_CLIENT, TIME, heard_enough
 from fedax.data.formats import parse_json
 from fedax.engine.checks import evaluation_rounds
 from fedax.engine.history import column_of, ended_worse
@@ -212,18 +212,21 @@ def _status(history: dict[str, np.ndarray], run: dict[str, Any], spent: bool, pu
     if history["round"][-1] != run["rounds"] and not spent and not _ended_by_patience(history, run):
         return "unfinished"
     judge = judged(history, public)
-    return "worse" if judge is not None and ended_worse(history[judge]) else "finished"
+    counted = np.broadcast_to(heard_enough(history, run.get("min_heard") or 1.0), history["round"].shape)
+    return "worse" if judge is not None and counted.any() and ended_worse(history[judge][counted]) else "finished"
 
 
 def _ended_by_patience(history: dict[str, np.ndarray], run: dict[str, Any]) -> bool:
     """Whether patience ended a run at its last row."""
     if (patience := run.get("patience")) is None:
         return False
-    waiting = Patience(**(patience if isinstance(patience, dict) else {"evaluations": patience})).fresh()
-    if waiting.asked.column not in history:
+    asked = Patience(**(patience if isinstance(patience, dict) else {"evaluations": patience}))
+    if asked.column not in history:
         return False
-    stops = [waiting({waiting.asked.column: value}) for value in history[waiting.asked.column].tolist()]
-    return stops[-1]
+    waiting = asked.fresh(min_heard=run.get("min_heard") or 1.0)
+    names = [asked.column, *{HEARD} & history.keys()]
+    rows = zip(*(history[name].tolist() for name in names), strict=True)
+    return [waiting(dict(zip(names, row, strict=True))) for row in rows][-1]
 
 
 def _error_in(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | None) -> str | None:

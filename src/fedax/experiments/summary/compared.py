@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import COSTS, EXCLUSIONS, TIME, better, measures
+from fedax.columns import COSTS, EXCLUSIONS, HEARD, TIME, better, ever_heard, heard_enough, measures, show
 from fedax.engine.history import tail_of
 from fedax.engine.options import OPTIONS
 from fedax.experiments import chance, examples
@@ -47,6 +47,7 @@ class Method:
         delta: the δ of the history's ε; ``None``: the runs are not private.
         folder: the run folder.
         label_in_folder: its label in that folder, where ``label`` also names the folder.
+        min_heard: evaluations of real clients count if at least this share of the weight was heard in them.
     """
 
     label: str
@@ -56,6 +57,7 @@ class Method:
     delta: float | None = None
     folder: Path | None = None
     label_in_folder: str = ""
+    min_heard: float = 1.0
 
     @property
     def status(self) -> str:
@@ -88,6 +90,49 @@ class Method:
         parts = [f"{left_out} upload{'s' * (left_out > 1)} of {whose} left out"] if left_out else []
         parts += [f"{skipped} round{'s' * (skipped > 1)} skipped for want of clients"] if skipped else []
         return "; ".join(parts)
+
+    @property
+    def heard(self) -> np.ndarray:
+        """[evaluations] the share of the real clients' weight that was heard, the least of the seeds; else ones."""
+        ones = self.values("round") * 0 + 1
+        return (self.values(HEARD) if all(HEARD in run.history for run in self.runs) else ones).min(0)
+
+    @functools.cached_property
+    def heard_counts(self) -> dict[str, Any] | None:
+        """Over the seeds: evaluations, those without all real clients, and what was heard; ``None``: a simulation."""
+        shares = [np.asarray(run.history[HEARD], float) for run in self.runs if HEARD in run.history]
+        if not shares:
+            return None
+        every, ends = np.concatenate(shares), [float(each[-1]) for each in shares]
+        away = every[~heard_enough({HEARD: every})]
+        return {
+            "evaluations": every.size,
+            "not_all": away.size,
+            "too_few": int((~heard_enough({HEARD: every}, self.min_heard)).sum()),
+            "least": float(every.min()),
+            "most_of_those": float(away.max()) if away.size else None,
+            "at_the_end": min(ends),
+            "seeds_at_the_end": sum(not heard_enough({HEARD: end}) for end in ends),
+        }
+
+    @property
+    def heard_text(self) -> str:
+        """In how many evaluations not all real clients were heard, and what follows; empty if in none."""
+        counts = self.heard_counts
+        if counts is None or not counts["not_all"]:
+            return ""
+        away, few, ends = counts["not_all"], counts["too_few"], counts["seeds_at_the_end"]
+        low, high = (show(HEARD, counts[name]) for name in ("least", "most_of_those"))
+        text = f"in {away} of {counts['evaluations']} evaluations of {self.label} "
+        text += f"only {low if low == high else f'{low} to {high}'} of the weight was heard"
+        who = f"{few} of them count{'s' * (few == 1)}" if few < away else "it counts" if few == 1 else "they count"
+        text += f"; {who} for no target and no best model" * (few > 0)
+        if not all(ever_heard(run.history, self.min_heard) for run in self.runs):
+            text += ". Of a run without one in training that counts, the last model is kept, and no best one"
+        if ends:
+            text += f". Its figures at the end are those of {show(HEARD, counts['at_the_end'])} of the weight"
+            text += f", with {ends} of {len(self.runs)} seeds" * (ends < len(self.runs))
+        return text
 
     def values(self, column: str) -> np.ndarray:
         """[seeds, evaluations] up to the last evaluation that all seeds have, without those that diverged."""
@@ -142,7 +187,9 @@ def methods(records: Sequence[Record], names: Sequence[str] = ()) -> list[Method
                 clients = record.about["clients"].get("names") or ()
                 delta = record.config.get("privacy", {}).get("delta")
                 hyper = telling(_at_point(settings, runs[0].point))
-                result.append(Method(label, hyper, runs, clients, delta, record.folder, settings["label"]))
+                least = record.config["run"].get("min_heard") or 1.0
+                about = clients, delta, record.folder, settings["label"], least
+                result.append(Method(label, hyper, runs, *about))
     return result
 
 
@@ -263,6 +310,7 @@ class ProblemResults:
         if self.chosen is None or self.judge is None:
             return False
         values = self.chosen.values(self.judge)
+        values = values[:, heard_enough({HEARD: self.chosen.heard}, self.chosen.min_heard)]
         last = max(1, values.shape[1] // 5)
         if values.shape[1] < _CURVE:
             return False

@@ -62,6 +62,7 @@ def conclusion(problem: ProblemResults) -> dict[str, Any]:
                 "status_text": m.status_text,
                 "final": {column: described(m.final(column)) for column in metrics([m])},
             }
+            | ({"heard": heard} if (heard := m.heard_counts) else {})
             for m in problem.methods
         ],
         "differs": problem.differs,
@@ -325,6 +326,8 @@ def _failures(problem: ProblemResults) -> list[str]:
             sentences.append(f"{m.label}: {m.status_text}.")
         if m.losses_text:
             sentences.append(f"{m.label}: {m.losses_text}.")
+        if m.heard_text:
+            sentences.append(f"{m.heard_text[0].upper()}{m.heard_text[1:]}.")
     return sentences
 
 
