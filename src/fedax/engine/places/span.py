@@ -10,8 +10,8 @@ import math
 import numpy as np
 
 _EQUAL = 1e-9  # relative: what is smaller is rounding
-_MOST = 200_000  # hyperplanes that are looked at, one by one
-_WORK = 2e8  # numbers that are computed for them
+_MOST = 50_000  # hyperplanes that are looked at, one by one
+_WORK = 5e7  # numbers that are computed for them
 _BLOCK = 4096
 _PASSES = 20
 
