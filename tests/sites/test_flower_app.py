@@ -280,7 +280,11 @@ def test_a_run_by_flower_is_the_simulation(tmp_path: Path, modules: None) -> Non
             with (tmp_path / f"{k}.txt").open("wb") as log:
                 started.append(
                     subprocess.Popen(
-                        [f"{bin_}/{command[0]}", *command[1:]], env=os.environ | variables, stdout=log, stderr=log
+                        [f"{bin_}/{command[0]}", *command[1:]],
+                        env=os.environ | variables,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
                     )
                 )
         wait_for(socket.is_socket)
