@@ -145,7 +145,6 @@ def deploy_link_renew(
 
 
 def deploy_node(
-    link: Link,
     data: Annotated[
         pathlib.Path,
         typer.Option(
@@ -153,6 +152,11 @@ def deploy_node(
         ),
     ],
     key: Annotated[pathlib.Path, typer.Option(help="Its private key; made where it is missing, with KEY.pub.")],
+    link: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)] = None,
+    socket: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="In place of a link: a Unix socket, for Flower's ClientApp.", show_default=False),
+    ] = None,
     ca: Annotated[pathlib.Path, typer.Option(help="The link's certificate, ca.pem of its folder.")] = pathlib.Path(
         "ca.pem"
     ),
@@ -238,6 +242,7 @@ def deploy_node(
       fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7
       fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --drop patient --review
       fedax deploy node --link fed.example.org:9443 --data wards --key node7 --clients icu,surgery
+      fedax deploy node --socket node7.sock --data wards --key node7
     """
     from fedax.sites import deploy as deployment
 
@@ -252,7 +257,7 @@ def deploy_node(
     deployment.node(
         link, ca, key, data, state=state, names=listed(clients),
         table=table | {"drop_missing_labels": drop_missing_labels}, test=test, val=val,
-        policy=_policy(policy, rules), roster=roster, code=allow_code or [], wait=wait, say=echo,
+        policy=_policy(policy, rules), roster=roster, code=allow_code or [], wait=wait, socket=socket, say=echo,
     )  # fmt: skip
 
 
@@ -345,6 +350,27 @@ def deploy_run(
     finish(record)
 
 
+def deploy_flower(
+    folder: Annotated[pathlib.Path, typer.Argument(help="The app's folder; has to be new or empty.")],
+    config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
+    settings: Set = None,
+) -> None:
+    """Write an experiment as an app for a Flower federation of yours, which flwr run starts.
+
+    Its server is the run, and its clients hand their messages to the nodes that
+    fedax deploy node --socket starts.
+
+    \b
+    Examples:
+      fedax deploy flower app experiment.toml
+      flwr run app my-federation
+    """
+    from fedax.sites import flower
+
+    flower.write(folder, read_config(config, settings, False)[0])
+    echo(f"{folder}: flwr run {shlex.quote(str(folder))}")
+
+
 class Group(typer.core.TyperGroup):
     """The group of commands; ``node status`` and ``link renew`` are two of them, with names of two words."""
 
@@ -370,5 +396,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "node": deploy_node,
     "policy": deploy_policy,
     "run": deploy_run,
+    "flower": deploy_flower,
     **tables.COMMANDS,
 }

@@ -109,7 +109,7 @@ def read_rows(
 
 
 def node(
-    link: str,
+    link: str | None,
     ca: pathlib.Path,
     key: pathlib.Path,
     data: pathlib.Path,
@@ -123,12 +123,13 @@ def node(
     roster: pathlib.Path | None = None,
     code: Sequence[str] = (),
     wait: float | None = None,
+    socket: pathlib.Path | None = None,
     say: Say = print,
 ) -> None:
     """Run a node until SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        link, ca, key, wait, say: as of :func:`fedax.sites.node.run`.
+        link, ca, key, wait, socket, say: as of :func:`fedax.sites.node.run`.
         data, test, val, policy, code: as of :func:`answering`.
         roster: a folder with the public keys of all nodes with which this one makes secure sums, its own among them.
         state: its folder; default: ``<key>.state``.
@@ -144,7 +145,10 @@ def node(
     from fedax.sites import certificates
     from fedax.sites import node as nodes
 
-    certificates.split(link)
+    if (link is None) == (socket is None):
+        raise ConfigError("link", link, "give --link, or --socket for a node of Flower's ClientApp, and not both")
+    if link is not None:
+        certificates.split(link)
     options = {name: value for name, value in (table or {}).items() if value}
     if data.name.lower().endswith(TABLES):
         read = {name: options.pop(name) for name in ("decimal", "encoding", "drop") if name in options}
@@ -176,7 +180,7 @@ def node(
         certificates.make_node_key(key)
         known = Roster(roster, key)
         say(f"roster {known.digest}: secure sums with {', '.join(sorted(known.names.values()))}")
-    if not ca.is_file():
+    if link is not None and not ca.is_file():
         raise ConfigError("ca", str(ca), "no such file; it is ca.pem of the link's folder, ask its coordinator")
     state = key.with_name(f"{key.name}.state") if state is None else state
     arguments = {
@@ -192,7 +196,9 @@ def node(
     }
     if options.get("review") and sys.stdin is not None and sys.stdin.isatty():
         threading.Thread(target=_listen, args=(state, say), daemon=True, name="review").start()
-    nodes.run(link=link, ca=ca, key=key, state=state, factory=FACTORY, arguments=arguments, wait=wait, say=say)
+    nodes.run(
+        link=link, ca=ca, key=key, state=state, factory=FACTORY, arguments=arguments, wait=wait, socket=socket, say=say
+    )
 
 
 def _listen(state: pathlib.Path, say: Say) -> None:

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import queue
-import struct
+import socket as sockets
+import socketserver
 import subprocess
 import sys
 import threading
@@ -11,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 import filelock
 
@@ -23,7 +25,7 @@ from fedax.sites import certificates, require
 from fedax.sites.carry import Away, Caller, Refused, pauses
 from fedax.sites.letters import SMALL, Letter
 from fedax.sites.link import POLL
-from fedax.sites.processes import SupervisedProcess, ending, options
+from fedax.sites.processes import SupervisedProcess, ending, options, receive, send
 from fedax.sites.signature import QUESTION, number_of
 
 _REMIND = 60.0  # seconds between lines that say that the link is not there
@@ -32,24 +34,24 @@ _REMOVED = 3.0  # seconds for which a key that was known may be unknown, while i
 _BUSY = 2.0  # seconds between two requests for questions while one is answered
 _KEPT = 64 << 20  # bytes of answers that are kept, besides the last
 _UNTRUSTED = "this node does not know the key that signed the question: give it the link's new ca.pem"
-_ENTRY = struct.Struct("<QQ")  # the sizes of a head and of tensors, between a node and its worker
 
 
 def run(
     *,
-    link: str,
+    link: str | None,
     ca: str | Path,
     key: str | Path,
     state: str | Path,
     factory: str,
     arguments: Mapping[str, Any],
     wait: float | None = None,
+    socket: str | Path | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
     """Run a node until SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        link: ``host:port``.
+        link: ``host:port``; ``None``: it is asked at a socket.
         ca: the file ``ca.pem`` of the link's folder.
         key: the node's private key; it and ``key.pub`` are made where they are missing.
         state: a folder for what the node keeps; of one node only.
@@ -57,6 +59,7 @@ def run(
         arguments: its keyword arguments, plain JSON.
         wait: seconds after which the node ends without a link, or with a key that no link knew before; ``None``: it
             waits for ever.
+        socket: without a link, the Unix socket at which this user's processes ask; Flower's ClientApp is one.
         say: is called with lines for people.
 
     Raises:
@@ -67,7 +70,10 @@ def run(
     require()
     ca, key, state = Path(ca), Path(key), Path(state)
     if certificates.make_node_key(key):
-        say(f"made the key {key}; give {key}.pub to the coordinator, who puts it into the link's folder nodes")
+        to_link = (
+            "" if link is None else f"; give {key}.pub to the coordinator, who puts it into the link's folder nodes"
+        )
+        say(f"made the key {key}{to_link}")
     check_private(key, "key")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_private(state, "state")
@@ -78,7 +84,12 @@ def run(
         raise ConfigError("state", str(state), "another node uses this folder; give each node its own") from None
     worker = Worker(factory, arguments)
     with lock, ending() as end:
-        node = _Node(link, ca, key, state, worker, wait, say)
+        node: _Asker
+        if link is not None:
+            node = _Node(link, ca, key, state, worker, wait, say)
+        else:
+            assert socket is not None
+            node = Door(Path(socket), worker, say)
         try:
             node.start()
             while not end.wait(0.2):
@@ -126,29 +137,63 @@ class Worker:
             raise Gone from error
 
 
-def send(file: IO[bytes], parts: Sequence[bytes]) -> None:
-    """Write the parts of a message, between a node and its worker."""
-    head, *tensors = parts
-    file.write(_ENTRY.pack(len(head), sum(map(len, tensors))))
-    file.writelines(parts)
-    file.flush()
+class _Asker(Protocol):
+    """Where a node's questions come from; an error that it cannot go on with is in ``failed``."""
+
+    failed: Exception | None
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
 
 
-def receive(file: IO[bytes]) -> list[bytes]:
-    """Read the parts of a message.
+class Door:
+    """A node at a Unix socket: whoever may open its file asks a question by each connection."""
 
-    Raises:
-        EOFError: the other side has ended.
-    """
-    sizes = _ENTRY.unpack(_exactly(file, _ENTRY.size))
-    return [_exactly(file, size) for size in sizes if size]
+    def __init__(self, path: Path, worker: Worker, say: Callable[[str], None]):
+        self.path, self.worker, self.say = path, worker, say
+        self.failed: Exception | None = None
+        self.over, self._one = threading.Event(), threading.Lock()
+        self._server: socketserver.BaseServer | None = None
+
+    def start(self) -> None:
+        """Listen, for this user's processes only."""
+        door = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                with suppress(OSError, EOFError, Gone):  # without an answer the connection is closed
+                    question = receive(self.rfile)
+                    with door._one:
+                        answer = door.worker.ask(question, door.over)
+                    send(self.wfile, answer)
+
+        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+            daemon_threads, block_on_close = True, False
+
+        umask = os.umask(0o177)
+        try:
+            if self.path.is_socket() and not _listens(self.path):
+                self.path.unlink()  # of a node that was killed
+            self._server = Server(str(self.path), Handler)
+        except OSError as error:
+            raise ConfigError("socket", str(self.path), f"no socket can be made there ({error})") from error
+        finally:
+            os.umask(umask)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.say(f"this node listens at {self.path}")
+
+    def stop(self) -> None:
+        """Listen no longer."""
+        self.over.set()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self.path.unlink(missing_ok=True)
 
 
-def _exactly(file: IO[bytes], size: int) -> bytes:
-    content = file.read(size)
-    if len(content) < size:
-        raise EOFError
-    return content
+def _listens(path: Path) -> bool:
+    with sockets.socket(sockets.AF_UNIX) as one:
+        return one.connect_ex(str(path)) == 0
 
 
 class _Node:

@@ -1,20 +1,25 @@
-"""Child processes that a command supervises."""
+"""Child processes that a command supervises, and messages to them."""
 
+import io
 import os
 import random
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from fedax import children
 from fedax.errors import NodeError
 from fedax.files import rotate
 
+_Stream = IO[bytes] | io.BufferedIOBase
+_ENTRY = struct.Struct("<QQ")  # the sizes of a head and of tensors, between a node and its worker
 _FIRST_PAUSE, _LONGEST_PAUSE, _STEADY = 0.5, 30.0, 60.0  # seconds
 
 
@@ -142,3 +147,28 @@ class SupervisedProcess:
                 with suppress(OSError):  # something is left that it has not read
                     pipe.close()
         self.process = None
+
+
+def send(file: _Stream, parts: Sequence[bytes]) -> None:
+    """Write the parts of a message, between a node and its worker."""
+    head, *tensors = parts
+    file.write(_ENTRY.pack(len(head), sum(map(len, tensors))))
+    file.writelines(parts)
+    file.flush()
+
+
+def receive(file: _Stream) -> list[bytes]:
+    """Read the parts of a message.
+
+    Raises:
+        EOFError: the other side has ended.
+    """
+    sizes = _ENTRY.unpack(_exactly(file, _ENTRY.size))
+    return [_exactly(file, size) for size in sizes if size]
+
+
+def _exactly(file: _Stream, size: int) -> bytes:
+    content = file.read(size)
+    if len(content) < size:
+        raise EOFError
+    return content

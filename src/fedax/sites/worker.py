@@ -12,7 +12,7 @@ from fedax._start import collect_rarely
 from fedax.engine.places.nodes import Message
 from fedax.errors import FedaxError
 from fedax.sites.messages import closed, opened
-from fedax.sites.node import receive, send
+from fedax.sites.processes import receive, send
 
 
 def answered(answer: Callable[[Message], Message], parts: Sequence[bytes]) -> list[bytes]:
