@@ -57,7 +57,7 @@ LEFT_OUT = {
     "fedax run experiment.toml --resume": "goes on with a run that was killed: tests/experiments/test_resume.py",
     "fedax deploy run link/tables/experiment.toml --link fed.example.org:9443 --resume": "the same over nodes: "
     "tests/sites/test_deploy.py",
-    "fedax deploy run link/tables/experiment.toml --link fed.example.org:9443 \\": "over nodes with the strict policy, "
+    "fedax deploy run link/tables/experiment.toml --set": "over nodes with the strict policy, "
     "which need one another's keys: tests/sites/test_evil.py",
     "fedax run runs/digits-sweep-1/best.toml": "comes after a sweep of an hour: tests/experiments/test_tuning.py",
     "fedax run fednova-figure": "takes minutes: benchmarks/ run it",
