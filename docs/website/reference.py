@@ -154,7 +154,7 @@ def _commands(group: object, path: str, context: object) -> list[str]:
         for parameter in one.params:
             record = parameter.get_help_record(context)
             if parameter.param_type_name == "argument":
-                record = (parameter.make_metavar(context), getattr(parameter, "help", "") or "")
+                record = (" ".join(parameter.get_usage_pieces(context)), getattr(parameter, "help", "") or "")
             if record and "--help" not in record[0]:
                 rows.append(f"| `{record[0]}` | {_escaped(' '.join((record[1] or '').split()))} |")
         if rows:
