@@ -59,6 +59,10 @@ LEFT_OUT = {
     "tests/sites/test_deploy.py",
     "fedax deploy run link/tables/experiment.toml --set": "over nodes with the strict policy, "
     "which need one another's keys: tests/sites/test_evil.py",
+    "fedax deploy flower app": "needs a federation of Flower's: tests/sites/test_flower_app.py",
+    "flwr run app": "the same",
+    "fedax deploy node --socket": "the same",
+    "flower-supernode": "the same",
     "fedax run runs/digits-sweep-1/best.toml": "comes after a sweep of an hour: tests/experiments/test_tuning.py",
     "fedax run fednova-figure": "takes minutes: benchmarks/ run it",
     "fedax diagnose runs/digits-1": "choosing.md types it, of another run",
