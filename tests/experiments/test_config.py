@@ -100,8 +100,8 @@ def test_the_settings_of_the_place():
     assert build(tomllib.loads(toml.dumps(experiment.config))).config == experiment.config
     assert [experiment.config["run"][name] for name in ("chunk_size", "precision")] == [2, "tensorfloat32"]
     (label, *_) = experiment.methods
-    for problem in (experiment.problem(label), experiment.problem_alone(0.1)):  # what nodes have to know
-        assert problem["run"] == {"precision": "tensorfloat32"}
+    for problem in (experiment.problem(label), experiment.problem_alone(0.1, 3)):  # what nodes have to know
+        assert problem["run"]["precision"] == "tensorfloat32" and "chunk_size" not in problem["run"]
 
 
 def test_the_resolved_configuration_builds_the_same_again():
