@@ -139,7 +139,7 @@ class Gate:
     def _left(self, question: Question, result: Sum | Evaluation | Table) -> Message:
         policy, (name, content, model, to) = self.policy, question
         self.noised = []
-        loss, numbers, counts = 0.0, 0, True
+        loss, numbers = 0.0, 0
         shares: list[Share] = []
         match result:
             case Sum():
@@ -174,7 +174,7 @@ class Gate:
             shares = []  # no difference can be of fewer
         if not self.answered.known(name, content):
             self.check_shares(shares)
-        self.answered.take(name, content, policy, loss, numbers, counts, shares)
+        self.answered.take(name, content, policy, loss, numbers, shares=shares)
         match result:
             case Sum():
                 arrays = self._noised(result, content)
@@ -197,7 +197,7 @@ class Gate:
                 }
                 return Message({"to": to, "columns": [*allowed]}, packed(allowed))
 
-    def check_shares(self, shares: Sequence[Share], rules: tuple[Rule, Rule] | None = None) -> None:
+    def check_shares(self, shares: Sequence[Share]) -> None:
         """Refuse a sum whose difference to others for the same model could be of too few clients, rows or nodes."""
         policy = self.policy
         for of in {share.of for share in shares}:
