@@ -5,7 +5,7 @@ import pytest
 
 import fedax
 from fedax import data
-from fedax.data.split import _counts
+from fedax.data.split import part_sizes
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build
 
@@ -40,7 +40,7 @@ def test_largest_remainders():
     for _ in range(500):
         shares = rng.dirichlet([2, 1, 1])
         n = int(rng.integers(1, 60))
-        counts, exact = np.array(_counts(n, list(shares))), n * shares
+        counts, exact = np.array(part_sizes(n, list(shares))), n * shares
         assert counts.sum() == n and counts[0] >= 1
         if exact[0] >= 1:
             assert (np.abs(counts - exact) < 1).all()
