@@ -191,7 +191,7 @@ def test_a_node_tells_its_owner(tmp_path: Path) -> None:
 
 def test_the_command_of_a_node_stays() -> None:
     result = CliRunner().invoke(app, ["deploy", "node", "--key", "k"])
-    assert result.exit_code == 2 and "--link" in result.output
+    assert result.exit_code == 2 and "--data" in result.output
 
 
 EVERYTHING = "<script>alert(1)</script>&\"'"
