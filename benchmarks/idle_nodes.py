@@ -15,7 +15,8 @@ from pathlib import Path
 
 from fedax.engine.places.roster import private_key
 from fedax.sites import certificates
-from fedax.sites.carry import Away, Caller, Refused
+from fedax.sites.carry import Away, Caller
+from fedax.sites.letters import Refused
 from fedax.sites.link import POLL
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

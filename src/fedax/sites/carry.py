@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fedax.errors import NodeError
 from fedax.sites.certificates import Trust, by_proxy, connection_problem
-from fedax.sites.letters import Letter, Part, packed, unpacked
+from fedax.sites.letters import Letter, Part, Refused, packed, unpacked
 from fedax.sites.signature import GREETING, is_signed, run_keys, stamped
 
 _PIECE = 1 << 18  # bytes that are sent at a time
@@ -27,19 +27,6 @@ _SLOW = 60.0  # seconds in which something has to come of a response that has be
 
 class Away(Exception):
     """The link cannot be reached at this moment."""
-
-
-class Refused(Exception):
-    """The link has refused a request.
-
-    Args:
-        status: of HTTP.
-        why: in words.
-    """
-
-    def __init__(self, status: int, why: str):
-        super().__init__(why)
-        self.status = status
 
 
 class Caller:

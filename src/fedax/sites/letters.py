@@ -23,6 +23,19 @@ _HEX = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 Table = dict[str, Any]
 
 
+class Refused(Exception):
+    """A request that the link refuses.
+
+    Args:
+        status: of HTTP.
+        why: in words.
+    """
+
+    def __init__(self, status: int, why: str):
+        super().__init__(why)
+        self.status = status
+
+
 class Part(NamedTuple):
     """A part of a message: the SHA-256 of its bytes, in hexadecimal digits, and their number."""
 

@@ -37,8 +37,8 @@ from fedax.errors import UNSEEN, ConfigError, FedaxError
 from fedax.files import check_private
 from fedax.sites import certificates, require
 from fedax.sites.connections import Limits, Listener, everywhere
-from fedax.sites.letters import SMALL, Letter, Part, packed, unpacked
-from fedax.sites.mailbox import RUN, Mailbox, Refused
+from fedax.sites.letters import SMALL, Letter, Part, Refused, packed, unpacked
+from fedax.sites.mailbox import RUN, Mailbox
 from fedax.sites.processes import ending
 from fedax.sites.signature import GREETING, REQUEST, Keys, Stamp, is_signed, request_text, run_keys, sign
 

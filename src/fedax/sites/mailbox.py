@@ -9,26 +9,13 @@ import hashlib
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 
-from fedax.sites.letters import Letter, Part
+from fedax.sites.letters import Letter, Part, Refused
 
 RUN = -1  # the party that is the run; the others are nodes, by their numbers
 MOST = 16  # questions that may wait for one node
 _KEPT = 60.0  # seconds for which an upload that no letter names is kept, and a run that is gone
 _NO_QUESTION = "no question waits for this answer of this node"
 _GONE = 3.0  # seconds without an open request after which a party is gone
-
-
-class Refused(Exception):
-    """A request that may not be.
-
-    Args:
-        status: of HTTP.
-        why: in words.
-    """
-
-    def __init__(self, status: int, why: str):
-        super().__init__(why)
-        self.status = status
 
 
 class Upload:

@@ -22,8 +22,8 @@ from fedax.engine.places.roster import private_key
 from fedax.errors import UNSEEN, ConfigError, FedaxError, NodeError
 from fedax.files import check_private, write_atomic
 from fedax.sites import certificates, require
-from fedax.sites.carry import Away, Caller, Refused, pauses
-from fedax.sites.letters import SMALL, Letter
+from fedax.sites.carry import Away, Caller, pauses
+from fedax.sites.letters import SMALL, Letter, Refused
 from fedax.sites.link import POLL
 from fedax.sites.processes import SupervisedProcess, ending, options, receive, send
 from fedax.sites.signature import QUESTION, number_of

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from fedax.engine.places.nodes import Failure, Message, Talk
 from fedax.errors import NodeError
 from fedax.sites import require
-from fedax.sites.carry import Away, Caller, Refused, pauses
+from fedax.sites.carry import Away, Caller, pauses
 from fedax.sites.certificates import connection_problem, load_secret
-from fedax.sites.letters import SMALL, Letter, question
+from fedax.sites.letters import SMALL, Letter, Refused, question
 from fedax.sites.link import POLL
 from fedax.sites.messages import closed, opened
 from fedax.sites.signature import ANSWER, Keys, is_signed
