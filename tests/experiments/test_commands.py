@@ -59,6 +59,7 @@ COMMANDS = {
     "data fit": (["plan.json", "north-second.json", "south-second.json", "--out", "new.json"], True),
     "data apply": (["transform.json", "north.csv", "--out", "new"], True),
     "deploy local": (["--help"], False),
+    "deploy flower": (["new", "small.toml"], True),
     "deploy link": (["--folder", "new"], True),
     "deploy link renew": (["--help"], False),
     "deploy node": (["--help"], False),
