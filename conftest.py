@@ -12,7 +12,7 @@ import pytest
 collect_ignore_glob = ["tests/sites/kills.py", "tests/sites/federation.py", "tests/mutants.py"]
 collect_ignore_glob.append("docs/methods/*")  # tests/test_method_pages.py runs them
 if not importlib.util.find_spec("starlette"):
-    collect_ignore_glob += ["src/fedax/sites/*", "src/fedax/engine/places/masks.py"]
+    collect_ignore_glob += ["src/fedax/sites/service/*", "src/fedax/sites/protocol/masks.py"]
 if not importlib.util.find_spec("torch"):
     collect_ignore_glob.append("tests/tasks/torch_models.py")
 if not importlib.util.find_spec("griffe"):

@@ -18,11 +18,11 @@ import numpy as np
 
 import fedax
 from fedax.engine.job import make_job
-from fedax.engine.places.agreement import Made, cohort_of, digest_of_text
-from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import Message
-from fedax.engine.places.remote import Remote
-from fedax.engine.places.site import Site
+from fedax.sites.protocol.agreement import Made, cohort_of, digest_of_text
+from fedax.sites.protocol.fleet import Fleet
+from fedax.sites.protocol.messages import Message
+from fedax.sites.protocol.remote import Remote
+from fedax.sites.protocol.site import Site
 
 FEATURES, CLASSES = 100, 10
 

@@ -21,7 +21,7 @@ import safetensors.numpy
 from sklearn.datasets import load_breast_cancer
 
 from fedax.experiments import read
-from fedax.sites.processes import free_port
+from fedax.sites.service.processes import free_port
 
 NAMES = ("north", "south", "west")
 # A strict policy lets no figure of fewer than 50 held-out rows leave; three tenths of a hospital are 57.
@@ -93,7 +93,7 @@ def _open(typed: Typed, folder: pathlib.Path, address: str) -> None:
     typed.run("deploy", "policy", "policy.toml")
     port = address.rpartition(":")[2]
     typed.start("link", "is ready", "deploy", "link", "--host", "127.0.0.1", "--port", port)
-    from fedax.sites.certificates import make_node_key
+    from fedax.sites.service.certificates import make_node_key
 
     (folder / "nodes").mkdir()
     for name in NAMES:

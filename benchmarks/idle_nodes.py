@@ -13,11 +13,11 @@ import threading
 import time
 from pathlib import Path
 
-from fedax.engine.places.roster import private_key
-from fedax.sites import certificates
-from fedax.sites.carry import Away, Caller
-from fedax.sites.letters import Refused
-from fedax.sites.link import POLL
+from fedax.sites.protocol.roster import private_key
+from fedax.sites.service import certificates
+from fedax.sites.service.carry import Away, Caller
+from fedax.sites.service.letters import Refused
+from fedax.sites.service.link import POLL
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.deployed_rounds import cpu

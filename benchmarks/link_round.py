@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedax.engine.places.nodes import Message
-from fedax.sites import certificates, link
-from fedax.sites.processes import SupervisedProcess, free_port, options
-from fedax.sites.transport import connect
+from fedax.sites.protocol.messages import Message
+from fedax.sites.service import certificates, link
+from fedax.sites.service.processes import SupervisedProcess, free_port, options
+from fedax.sites.service.transport import connect
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.deployed_rounds import cpu
@@ -43,12 +43,12 @@ def main() -> None:
         folder, port = Path(name), free_port()
         address, place = f"127.0.0.1:{port}", folder / "link"
         link.prepare(place, [])
-        commands = [SupervisedProcess("fedax.sites.link", options(folder=place, port=port, bind="127.0.0.1"))]
+        commands = [SupervisedProcess("fedax.sites.service.link", options(folder=place, port=port, bind="127.0.0.1"))]
         for k in range(given.nodes):
             certificates.make_node_key(folder / f"n{k}")
             (folder / f"n{k}.pub").rename(place / "nodes" / f"n{k}.pub")
             node = options(link=address, ca=place / "ca.pem", key=folder / f"n{k}", state=folder / f"s{k}")
-            commands.append(SupervisedProcess("fedax.sites.node", [*node, "--factory=link_round:answering"]))
+            commands.append(SupervisedProcess("fedax.sites.service.node", [*node, "--factory=link_round:answering"]))
         for command in commands:
             ends.callback(command.stop)
             command.start()

@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 
 import fedax
-from fedax.engine.places.agreement import Made
-from fedax.engine.places.answered import Answered
-from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import Message
-from fedax.engine.places.policy import STRICT, Policy
-from fedax.engine.places.roster import Roster
-from fedax.engine.places.site import Site
-from fedax.engine.train import train
-from fedax.sites.certificates import make_node_key
+from fedax.sites.protocol.agreement import Made
+from fedax.sites.protocol.answered import Answered
+from fedax.sites.protocol.fleet import Fleet
+from fedax.sites.protocol.messages import Message
+from fedax.sites.protocol.policy import STRICT, Policy
+from fedax.sites.protocol.roster import Roster
+from fedax.sites.protocol.site import Site
+from fedax.sites.protocol.train import train
+from fedax.sites.service.certificates import make_node_key
 
 CLASSES, EXAMPLES, ROUNDS = 10, 200, 10
 OPTIONS = {"rounds": ROUNDS, "work": fedax.Steps(5), "batch_size": 20}

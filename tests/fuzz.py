@@ -1057,7 +1057,7 @@ def status_file() -> bytes:
 def read_status(folder: Path, content: bytes) -> Any:
     """Read, and shown in the terminal and on the page."""
     from fedax.cli.status import _as_text
-    from fedax.sites import page, status
+    from fedax.sites.service import page, status
 
     write(folder / status.FILE, content)
     result = status.joined(status.read_file(folder), None, "the link is gone")
@@ -1083,7 +1083,7 @@ def read_node(folder: Path, content: bytes) -> Any:
 
 def read_review(folder: Path, content: bytes) -> Any:
     """What an owner said of a summary: it leaves after a yes only."""
-    from fedax.engine.places.tables import reviews
+    from fedax.sites.protocol.tables import reviews
 
     write(folder / "review" / "first-1.json", b"{}")
     write(folder / "review" / "first-1.answer", content)
@@ -1143,8 +1143,8 @@ def message(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def message_of_bytes(content: bytes) -> Any:
-    """The message, as :func:`fedax.sites.messages.opened` gives it; ``None`` if it would refuse the bytes."""
-    from fedax.engine.places.nodes import Message
+    """The message, as :func:`fedax.sites.service.messages.opened` gives it; ``None`` if it would refuse the bytes."""
+    from fedax.sites.protocol.messages import Message
 
     head, _, arrays = content.partition(b"\x00")
     try:
@@ -1217,7 +1217,7 @@ def desk_messages() -> list[bytes]:
 
 def read_desk(folder: Path, content: bytes) -> Any:
     """A node with a table answers, and no name of a file is taken from a message."""
-    from fedax.engine.places.tables import Desk
+    from fedax.sites.protocol.tables import Desk
 
     if (message := message_of_bytes(content)) is not None:
         desk = Desk(frame(), "a", folder / "desk", lambda data: None, least=1, say=lambda text: None)
@@ -1239,7 +1239,7 @@ def answer(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 def read_answer(folder: Path, content: bytes) -> Any:
     """A server takes an answer, or names the clients that gave it."""
     import fedax
-    from fedax.engine.places.nodes import Failure
+    from fedax.sites.protocol.messages import Failure
     from tests.engine import here
 
     at, exchanges = conversation()
@@ -1456,14 +1456,14 @@ def main(name: str, number: int, most: float = math.inf) -> None:
     watched += ["fedax.data.transform", "fedax.data.summaries"]
     watched += [
         "fedax.cli.status",
-        "fedax.sites.status",
-        "fedax.sites.page",
-        "fedax.engine.places.site",
-        "fedax.engine.places.agreement",
-        "fedax.engine.places.received",
-        "fedax.engine.places.store",
+        "fedax.sites.service.status",
+        "fedax.sites.service.page",
+        "fedax.sites.protocol.site",
+        "fedax.sites.protocol.agreement",
+        "fedax.sites.protocol.received",
+        "fedax.sites.protocol.store",
     ]
-    watched += ["fedax.engine.places.remote", "fedax.engine.places.tables", "fedax.data.federated"]
+    watched += ["fedax.sites.protocol.remote", "fedax.sites.protocol.tables", "fedax.data.federated"]
     watched += ["fedax.experiments.sweeps", "fedax.experiments.diagnosis", "fedax.engine.checkpoint"]
     with atheris.instrument_imports(include=watched) if atheris else contextlib.nullcontext():
         for module in watched:

@@ -25,8 +25,8 @@ from fedax.cli import app
 from fedax.data import Transform
 from fedax.experiments import clients, read
 from fedax.federation.census import Census
-from fedax.sites import deploy
-from fedax.sites.processes import free_port
+from fedax.sites.service import deploy
+from fedax.sites.service.processes import free_port
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = {

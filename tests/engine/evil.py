@@ -21,8 +21,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import fedax
 from fedax.data import FederatedData, split
-from fedax.engine.places import masks
-from fedax.engine.places.agreement import (
+from fedax.engine.places.device import first_states
+from fedax.experiments.config.experiment import problem_of
+from fedax.federation.census import Census
+from fedax.sites.protocol import masks
+from fedax.sites.protocol.agreement import (
     EVALUATION,
     Agreement,
     cohort_of,
@@ -33,12 +36,9 @@ from fedax.engine.places.agreement import (
     program_of,
     traced,
 )
-from fedax.engine.places.device import first_states
-from fedax.engine.places.nodes import Message, packed
-from fedax.engine.places.policy import STRICT
-from fedax.experiments.config.experiment import problem_of
-from fedax.federation.census import Census
-from fedax.sites.deploy import answering
+from fedax.sites.protocol.messages import Message, packed
+from fedax.sites.protocol.policy import STRICT
+from fedax.sites.service.deploy import answering
 from fedax.wire.secure import most
 
 FEATURES = 3

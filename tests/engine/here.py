@@ -16,12 +16,12 @@ import numpy as np
 import safetensors
 
 import fedax
-from fedax.engine.places.agreement import Made, digest_of_text
-from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import SEVERAL, Failure, Message, joined, parted
-from fedax.engine.places.roster import Roster
-from fedax.engine.places.site import Site
-from fedax.engine.train import train
+from fedax.sites.protocol.agreement import Made, digest_of_text
+from fedax.sites.protocol.fleet import Fleet
+from fedax.sites.protocol.messages import SEVERAL, Failure, Message, joined, parted
+from fedax.sites.protocol.roster import Roster
+from fedax.sites.protocol.site import Site
+from fedax.sites.protocol.train import train
 
 
 class Here:

@@ -22,7 +22,7 @@ import fedax
 import tests.conftest  # noqa: F401  (JAX's settings, before its first computation)
 from fedax.columns import EXCLUSIONS, TIME, TRAFFIC
 from fedax.engine import processes
-from fedax.sites.processes import free_port
+from fedax.sites.service.processes import free_port
 from tests.engine import here
 from tests.engine.problem import DATA, MEASURED, UNEQUAL, federation, flat
 

@@ -28,9 +28,9 @@ pytest.importorskip("uvicorn", reason="needs pip install 'fedax[deploy]'")
 
 import fedax
 from fedax.data import FederatedData
-from fedax.engine.places import answered
-from fedax.engine.places.agreement import digest_of, version_after
-from fedax.engine.places.nodes import Message, joined, packed
+from fedax.sites.protocol import answered
+from fedax.sites.protocol.agreement import digest_of, version_after
+from fedax.sites.protocol.messages import Message, joined, packed
 
 from . import evil
 from .evil import (

@@ -12,13 +12,13 @@ import fedax
 from fedax.data import Plan, Summary, Transform, fit, from_csv, plan, summarize
 from fedax.data.summaries import Planned
 from fedax.data.transform import Column, Label
-from fedax.engine.places import tables
-from fedax.engine.places.agreement import Made
-from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import Failure, Message
-from fedax.engine.places.site import Site
-from fedax.engine.places.tables import Desk, agree, decide, reviews
 from fedax.errors import DataError, NodeError
+from fedax.sites.protocol import tables
+from fedax.sites.protocol.agreement import Made
+from fedax.sites.protocol.fleet import Fleet
+from fedax.sites.protocol.messages import Failure, Message
+from fedax.sites.protocol.site import Site
+from fedax.sites.protocol.tables import Desk, agree, decide, reviews
 
 from .here import Here
 

@@ -12,9 +12,9 @@ pytest.importorskip("Crypto", reason="needs pip install 'fedax[deploy]'")
 pytest.importorskip("cryptography", reason="needs pip install 'fedax[deploy]'")
 
 import fedax
-from fedax.engine.places import masks
-from fedax.engine.places.masks import Masks, Offer, Received
-from fedax.engine.places.roster import Roster
+from fedax.sites.protocol import masks
+from fedax.sites.protocol.masks import Masks, Offer, Received
+from fedax.sites.protocol.roster import Roster
 
 from . import here
 

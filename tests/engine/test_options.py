@@ -10,10 +10,10 @@ import fedax
 from fedax.engine.declared import check_kinds, declared, docs_of, takes, value_of
 from fedax.engine.job import make_job
 from fedax.engine.options import OF_WIRE, OPTIONS, CommonOptions, Options
-from fedax.engine.train import train
 from fedax.experiments import build
 from fedax.experiments.config import codec
 from fedax.experiments.config.sections import ExperimentSection, check
+from fedax.sites.protocol.train import train
 from fedax.wire.wire import Wire
 
 FIELDS = [field.name for field in dataclasses.fields(CommonOptions)]

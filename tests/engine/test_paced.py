@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.engine.places import fleet as fleets
-from fedax.engine.places import paced
-from fedax.engine.places import site as sites
+from fedax.sites.protocol import fleet as fleets
+from fedax.sites.protocol import paced
+from fedax.sites.protocol import site as sites
 
 from .. import long, mostly_long
 from . import here

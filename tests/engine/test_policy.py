@@ -16,14 +16,14 @@ import safetensors.numpy
 import scipy.stats
 
 import fedax
-from fedax.engine.places import answered, masks
-from fedax.engine.places import fleet as fleets
-from fedax.engine.places.agreement import Made
-from fedax.engine.places.answered import Answered, Repeated
-from fedax.engine.places.nodes import Message
-from fedax.engine.places.policy import _SECTIONS, STRICT, Policy
-from fedax.engine.places.site import Site
-from fedax.engine.train import train
+from fedax.sites.protocol import answered, masks
+from fedax.sites.protocol import fleet as fleets
+from fedax.sites.protocol.agreement import Made
+from fedax.sites.protocol.answered import Answered, Repeated
+from fedax.sites.protocol.messages import Message
+from fedax.sites.protocol.policy import _SECTIONS, STRICT, Policy
+from fedax.sites.protocol.site import Site
+from fedax.sites.protocol.train import train
 
 from . import here, test_secure
 from .here import Here

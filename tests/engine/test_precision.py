@@ -8,10 +8,10 @@ import fedax
 from fedax import programs
 from fedax.engine.identity import differences
 from fedax.engine.job import make_job
-from fedax.engine.places.agreement import Made
-from fedax.engine.places.fleet import Fleet
-from fedax.engine.train import train
 from fedax.errors import CheckpointError, ConfigError, NodeError
+from fedax.sites.protocol.agreement import Made
+from fedax.sites.protocol.fleet import Fleet
+from fedax.sites.protocol.train import train
 
 from .. import long, mostly_long
 from .here import Here, sites

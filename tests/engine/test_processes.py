@@ -19,7 +19,7 @@ import pytest
 import fedax
 from fedax.engine import processes
 from fedax.errors import ConfigError
-from fedax.sites.processes import free_port
+from fedax.sites.service.processes import free_port
 
 from .. import long
 from .problem import DATA

@@ -20,18 +20,18 @@ import scipy.stats
 import fedax
 from fedax.columns import COSTS, TIME, TRAFFIC
 from fedax.data.tables import by_value
-from fedax.engine.places import answered
-from fedax.engine.places import fleet as fleets
-from fedax.engine.places import store as stores
-from fedax.engine.places.agreement import Agreement, Made, digest_of_text, precise_versions
-from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import Failure, Message, heads_of, packed, unpacked
-from fedax.engine.places.policy import Policy
-from fedax.engine.places.refusals import Refusal, Rule
-from fedax.engine.places.remote import Remote
-from fedax.engine.places.site import Site
 from fedax.errors import DamagedWarning
 from fedax.files import WRITING
+from fedax.sites.protocol import answered
+from fedax.sites.protocol import fleet as fleets
+from fedax.sites.protocol import store as stores
+from fedax.sites.protocol.agreement import Agreement, Made, digest_of_text, precise_versions
+from fedax.sites.protocol.fleet import Fleet
+from fedax.sites.protocol.messages import Failure, Message, heads_of, packed, unpacked
+from fedax.sites.protocol.policy import Policy
+from fedax.sites.protocol.refusals import Refusal, Rule
+from fedax.sites.protocol.remote import Remote
+from fedax.sites.protocol.site import Site
 
 from .. import LAST_BITS, in_full, long, mostly_long
 from . import here, places

@@ -17,14 +17,14 @@ pytest.importorskip("cryptography", reason="needs pip install 'fedax[deploy]'")
 
 
 import fedax
-from fedax.engine.places import fleet as fleets
-from fedax.engine.places import masks
-from fedax.engine.places.agreement import EVALUATION, Agreement, digest_of_text
-from fedax.engine.places.masks import Offer
-from fedax.engine.places.nodes import Failure, Message
-from fedax.engine.places.policy import Policy
-from fedax.engine.places.roster import Roster
-from fedax.engine.places.site import Site
+from fedax.sites.protocol import fleet as fleets
+from fedax.sites.protocol import masks
+from fedax.sites.protocol.agreement import EVALUATION, Agreement, digest_of_text
+from fedax.sites.protocol.masks import Offer
+from fedax.sites.protocol.messages import Failure, Message
+from fedax.sites.protocol.policy import Policy
+from fedax.sites.protocol.roster import Roster
+from fedax.sites.protocol.site import Site
 
 from .. import LAST_BITS
 from ..wire.test_secure import DATA, OPTIONS, SECURE, TASK, Tells

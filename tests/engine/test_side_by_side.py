@@ -12,13 +12,13 @@ import pytest
 import safetensors.numpy
 
 import fedax
-from fedax.engine.places import fleet as fleet_module
-from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import SEVERAL, Failure, Message, heads_of, joined, packed, parted
-from fedax.engine.places.refusals import Refusal, Rule
-from fedax.engine.places.side_by_side import side_by_side
-from fedax.engine.places.site import Site
-from fedax.engine.train import train
+from fedax.sites.protocol import fleet as fleet_module
+from fedax.sites.protocol.fleet import Fleet
+from fedax.sites.protocol.messages import SEVERAL, Failure, Message, heads_of, joined, packed, parted
+from fedax.sites.protocol.refusals import Refusal, Rule
+from fedax.sites.protocol.side_by_side import side_by_side
+from fedax.sites.protocol.site import Site
+from fedax.sites.protocol.train import train
 
 from . import here
 from .here import Here

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fedax.engine.places import span
-from fedax.engine.places.span import fewest
+from fedax.sites.protocol import span
+from fedax.sites.protocol.span import fewest
 
 
 def brute(vectors: np.ndarray) -> int:

@@ -12,9 +12,9 @@ import pytest
 
 import fedax
 from fedax.contract.vector import tensor_name
-from fedax.engine.places.agreement import Made, digest_of
-from fedax.engine.places.nodes import packed
 from fedax.errors import ConfigError
+from fedax.sites.protocol.agreement import Made, digest_of
+from fedax.sites.protocol.messages import packed
 from fedax.tasks.trainable import LoRA, partial
 
 from .. import LAST_BITS, long

@@ -23,12 +23,12 @@ from typer.testing import CliRunner
 import fedax
 from fedax import cli, progress
 from fedax.cli import exits, lookup, show, train
-from fedax.engine.places.policy import Policy
 from fedax.errors import ConfigError, ProcessError
 from fedax.experiments import build, datasets, new_folder, plan, read, recipes, runner, tasks
 from fedax.experiments.defaults import comparison
 from fedax.experiments.following import Runs
 from fedax.experiments.study import read_study
+from fedax.sites.protocol.policy import Policy
 from tests.experiments import run_cli
 from tests.test_pages import SAVED
 
@@ -144,7 +144,7 @@ def test_a_defect_wherever_it_shows_is_one_line_and_exit_code_70(monkeypatch, ca
 )
 def test_a_defect_in_any_command(command, monkeypatch, tmp_path):
     import fedax.citations
-    from fedax.sites import deploy, link
+    from fedax.sites.service import deploy, link
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for place, name in ((fedax.citations, "cite"), (lookup, "two_columns"), (deploy, "node"), (link, "run")):

@@ -24,7 +24,7 @@ from fedax.data.tables import read_table
 from fedax.experiments import build, execute, new_folder, read_toml, toml
 from fedax.experiments.study import read_study
 from fedax.experiments.study.results import keep
-from fedax.sites import link
+from fedax.sites.service import link
 
 RECIPE = """
 data = {name = "quadratics", clients = 2, dimension = 1}

@@ -13,17 +13,17 @@ import pytest
 import fedax
 from fedax.columns import COSTS, EXCLUSIONS, TIME, TRAFFIC
 from fedax.data import FederatedData, from_csv, split
-from fedax.engine.places import paced
-from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import Message
-from fedax.engine.places.policy import Policy
-from fedax.engine.places.site import Site
 from fedax.errors import ConfigError, NodeError
 from fedax.experiments import build, classes, clients, execute, new_folder, summary
 from fedax.experiments.config.experiment import Experiment, problem_of
 from fedax.experiments.defaults import usual_task
 from fedax.experiments.runs import Record
 from fedax.federation.census import Census
+from fedax.sites.protocol import paced
+from fedax.sites.protocol.fleet import Fleet
+from fedax.sites.protocol.messages import Message
+from fedax.sites.protocol.policy import Policy
+from fedax.sites.protocol.site import Site
 from tests.engine.here import Here, Timed
 
 SIZES = {"north": 61, "south": 50, "south-2": 70, "Süd 1": 70, "south.b": 50}
@@ -77,7 +77,7 @@ def sites(tables: pathlib.Path, folder: pathlib.Path, limits: dict[int, Policy] 
 
 def at_nodes(config: dict[str, Any], here: Here) -> Experiment:
     """The configuration of a run folder over nodes, as ``fedax deploy run`` takes it."""
-    deploy = pytest.importorskip("fedax.sites.deploy")
+    deploy = pytest.importorskip("fedax.sites.service.deploy")
     return build(deploy.with_nodes_data(config, None), Fleet(here, timeout=30.0))
 
 

@@ -16,13 +16,13 @@ import scipy.stats
 
 import fedax
 from fedax.engine.job import make_job
-from fedax.engine.places import answered
-from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import Message
-from fedax.engine.places.policy import Policy
-from fedax.engine.places.remote import agreed
-from fedax.engine.places.site import Site
 from fedax.privacy import banded
+from fedax.sites.protocol import answered
+from fedax.sites.protocol.fleet import Fleet
+from fedax.sites.protocol.messages import Message
+from fedax.sites.protocol.policy import Policy
+from fedax.sites.protocol.remote import agreed
+from fedax.sites.protocol.site import Site
 from fedax.wire.privacy import DP, salted
 
 from ..engine import here

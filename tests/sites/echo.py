@@ -5,8 +5,8 @@ import os
 import time
 from collections.abc import Callable
 
-from fedax.engine.places.nodes import Message
 from fedax.errors import ConfigError
+from fedax.sites.protocol.messages import Message
 
 
 def make(name: str = "echo") -> Callable[[Message], Message]:

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from fedax.columns import TIME, TRAFFIC
 from fedax.data import FederatedData
 from fedax.experiments import build, execute, new_folder
-from fedax.sites import certificates, link, processes
+from fedax.sites.service import certificates, link, processes
 from tests.processes import SOON, children, is_running, wait_for
 
 PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
@@ -105,7 +105,7 @@ class Federation:
 
     def worker(self, name: str) -> int:
         """The process of a node's worker."""
-        return children(self.commands[name].pid, "fedax.sites.worker")[0]
+        return children(self.commands[name].pid, "fedax.sites.service.worker")[0]
 
     def kill(self, name: str) -> None:
         """Send SIGKILL to a command, and wait until its child processes have ended too."""
@@ -144,8 +144,8 @@ def same_models(folder: Path, other: Path) -> bool:
 SLOWED = """
 import os, sys, time
 
-if "fedax.sites.worker" in sys.orig_argv and os.environ.get("FEDAX_TEST_SECONDS"):
-    from fedax.engine.places import site
+if "fedax.sites.service.worker" in sys.orig_argv and os.environ.get("FEDAX_TEST_SECONDS"):
+    from fedax.sites.protocol import site
 
     exchange = site.Site._exchange
 
@@ -161,7 +161,7 @@ DYING = """
 import itertools, os, signal, sys
 
 if "run" in sys.argv and os.environ.get("FEDAX_TEST_DIES"):
-    from fedax.sites import carry
+    from fedax.sites.service import carry
 
     call, left = carry.Caller.call, itertools.count(int(os.environ["FEDAX_TEST_DIES"]), -1)
 

@@ -21,13 +21,13 @@ pytest.importorskip("starlette", reason="needs pip install 'fedax[deploy]'")
 
 import httpx
 
-from fedax.engine.places.nodes import Message
-from fedax.engine.places.roster import private_key
-from fedax.sites import certificates, link, mailbox, messages, signature
-from fedax.sites.connections import Limits, Listener
-from fedax.sites.letters import Letter, packed, question, unpacked
-from fedax.sites.processes import free_port
-from fedax.sites.signature import number_of, stamped
+from fedax.sites.protocol.messages import Message
+from fedax.sites.protocol.roster import private_key
+from fedax.sites.service import certificates, link, mailbox, messages, signature
+from fedax.sites.service.connections import Limits, Listener
+from fedax.sites.service.letters import Letter, packed, question, unpacked
+from fedax.sites.service.processes import free_port
+from fedax.sites.service.signature import number_of, stamped
 from tests import fuzz, in_full
 
 MB = 1 << 20

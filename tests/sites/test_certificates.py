@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from fedax.cli import app
 from fedax.errors import ConfigError, NodeError
-from fedax.sites import certificates, link, node
-from fedax.sites.connections import Limits, Listener
-from fedax.sites.processes import free_port
-from fedax.sites.signature import number_of, run_keys
+from fedax.sites.service import certificates, link, node
+from fedax.sites.service.connections import Limits, Listener
+from fedax.sites.service.processes import free_port
+from fedax.sites.service.signature import number_of, run_keys
 
 from .federation import wait_for
 

@@ -29,11 +29,11 @@ from fedax import _start
 from fedax.columns import COSTS, EXCLUSIONS, TIME, TRAFFIC
 from fedax.data import FederatedData
 from fedax.engine import secret
-from fedax.engine.places.agreement import Agreement
-from fedax.engine.places.nodes import heads_of
-from fedax.engine.places.remote import Remote
 from fedax.experiments import read, runner
-from fedax.sites import certificates, messages, processes, status, transport
+from fedax.sites.protocol.agreement import Agreement
+from fedax.sites.protocol.messages import heads_of
+from fedax.sites.protocol.remote import Remote
+from fedax.sites.service import certificates, messages, processes, status, transport
 from tests import long
 from tests.experiments import run_cli
 
@@ -484,7 +484,12 @@ def test_a_link_listens_at_addresses_of_ipv6_too(bind, reached, tmp_path):
     if ":" in reached and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     port = processes.free_port()
-    command = [sys.executable, "-m", "fedax.sites.link", *processes.options(folder=tmp_path / "link", port=port)]
+    command = [
+        sys.executable,
+        "-m",
+        "fedax.sites.service.link",
+        *processes.options(folder=tmp_path / "link", port=port),
+    ]
     command += [] if bind is None else [f"--bind={bind}"]
     address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as link:

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 from fedax.data import FederatedData
-from fedax.engine.places.nodes import Failure, Message
 from fedax.errors import ConfigError, NodeError
 from fedax.experiments import build, execute, new_folder
-from fedax.sites import flower, node, processes
-from fedax.sites.messages import closed, opened
+from fedax.sites.protocol.messages import Failure, Message
+from fedax.sites.service import flower, node, processes
+from fedax.sites.service.messages import closed, opened
 from tests.experiments import run_cli
 from tests.processes import wait_for
 
@@ -244,7 +244,7 @@ def test_what_comes_over_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_flower
 def test_a_client_app_that_hands_on_its_message_does_not_load_jax(tmp_path: Path) -> None:
-    code = "import sys; from fedax.sites import flower; flower.client(None); assert 'jax' not in sys.modules"
+    code = "import sys; from fedax.sites.service import flower; flower.client(None); assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fedax.cli import app
 from fedax.files import rotate, rotated
-from fedax.sites import processes
+from fedax.sites.service import processes
 
 from .federation import wait_for
 
@@ -73,8 +73,8 @@ def test_the_level_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_the_page_says_of_limits() -> None:
-    from fedax.sites import link
-    from fedax.sites.connections import Limits
+    from fedax.sites.service import link
+    from fedax.sites.service.connections import Limits
 
     text, usual = (ROOT / "docs" / "it.md").read_text(), Limits()
     for limit in (

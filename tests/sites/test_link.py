@@ -22,13 +22,13 @@ pytest.importorskip("starlette", reason="needs pip install 'fedax[deploy]'")
 import httpx
 import jax.numpy as jnp
 
-from fedax.engine.places.nodes import Failure, Message, packed, unpacked
-from fedax.engine.places.roster import private_key
 from fedax.errors import FedaxError, NodeError
-from fedax.sites import carry, certificates, link, processes, transport
-from fedax.sites import node as nodes
-from fedax.sites.letters import Letter
-from fedax.sites.signature import number_of
+from fedax.sites.protocol.messages import Failure, Message, packed, unpacked
+from fedax.sites.protocol.roster import private_key
+from fedax.sites.service import carry, certificates, link, processes, transport
+from fedax.sites.service import node as nodes
+from fedax.sites.service.letters import Letter
+from fedax.sites.service.signature import number_of
 from tests import long
 
 from .federation import SOON, children, is_running, wait_for
@@ -56,7 +56,7 @@ class Network:
         return self.commands[name]
 
     def start_link(self) -> None:
-        self.start("link", "fedax.sites.link", folder=self.link, port=self.port, bind="127.0.0.1")
+        self.start("link", "fedax.sites.service.link", folder=self.link, port=self.port, bind="127.0.0.1")
 
     def of_node(self, name: str, **given: Any) -> dict[str, Any]:
         """The arguments of a node, but for those of its worker."""
@@ -64,13 +64,15 @@ class Network:
         return {**values, "state": self.folder / f"{name}.state", "factory": "echo:make", **given}
 
     def start_node(self, name: str, **given: Any) -> subprocess.Popen[bytes]:
-        return self.start(name, "fedax.sites.node", arguments=f'{{"name": "{name}"}}', **self.of_node(name, **given))
+        return self.start(
+            name, "fedax.sites.service.node", arguments=f'{{"name": "{name}"}}', **self.of_node(name, **given)
+        )
 
     def number(self, name: str) -> int:
         return int((self.folder / f"{name}.state" / "number").read_text())
 
     def worker(self, name: str) -> int:
-        return children(self.commands[name].pid, "fedax.sites.worker")[0]
+        return children(self.commands[name].pid, "fedax.sites.service.worker")[0]
 
     def output(self, name: str) -> str:
         return (self.folder / f"{name}.txt").read_text()
@@ -181,7 +183,7 @@ def test_one_run_at_a_time(network: Network, carrier: transport.LinkTransport, m
 def test_a_killed_run_does_not_stand_in_the_way(network: Network) -> None:
     script = f"""
 import pathlib, time
-from fedax.sites import transport
+from fedax.sites.service import transport
 with transport.connect("{network.address}", pathlib.Path("{network.link}")) as made:
     print("begun", flush=True)
     time.sleep(1000)
@@ -389,7 +391,7 @@ def test_only_health_is_answered_without_a_signature(network: Network) -> None:
 
 def test_what_only_passes_messages_on_has_no_jax() -> None:
     """The link and the node's first process, which run for as long as the federation does."""
-    look = "import sys, fedax.sites.link, fedax.sites.node; print(*sys.modules)"
+    look = "import sys, fedax.sites.service.link, fedax.sites.service.node; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, text=True)
     assert not {"jax", "equinox", "pandas", "scipy", "numpy"} & set(out.stdout.split())
 
@@ -409,7 +411,9 @@ def test_behind_a_proxy_that_ends_tls(network: Network, tmp_path: Path) -> None:
     ca.write_text(network.ca.read_text() + only)
     certificates.make_node_key(tmp_path / "far")
     with ending_tls(proxys, network) as (address, seen):
-        network.start("far", "fedax.sites.node", **network.of_node("far", link=address, ca=ca, key=tmp_path / "far"))
+        network.start(
+            "far", "fedax.sites.service.node", **network.of_node("far", link=address, ca=ca, key=tmp_path / "far")
+        )
         try:
             shutil.copy(tmp_path / "far.pub", network.link / "nodes" / "far.pub")
             wait_for(lambda: "this is node" in network.output("far"))

@@ -17,12 +17,12 @@ pytest.importorskip("starlette", reason="needs pip install 'fedax[deploy]'")
 from typer.testing import CliRunner
 
 from fedax.cli import app
-from fedax.engine.places.nodes import Failure, Message, joined
 from fedax.errors import ConfigError, NodeError
-from fedax.sites.metrics import prometheus_text
-from fedax.sites.page import server
-from fedax.sites.status import FILE, Status, read_file
-from fedax.sites.status import joined as status_of
+from fedax.sites.protocol.messages import Failure, Message, joined
+from fedax.sites.service.metrics import prometheus_text
+from fedax.sites.service.page import server
+from fedax.sites.service.status import FILE, Status, read_file
+from fedax.sites.service.status import joined as status_of
 
 EVIL = "a\x1b[2J\nb"
 LARGE = 2**64 - 1  # a number as Flower may give to a node

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from fedax.data import Plan, fit, plan, summarize
 from fedax.data.summaries import LEAST, Planned
 from fedax.data.transform import Column, Label, Transform
-from fedax.engine.places.nodes import Message
-from fedax.engine.places.refusals import Rule
-from fedax.engine.places.tables import MOST, TRANSFORMS
-from fedax.sites.deploy import answering
+from fedax.sites.protocol.messages import Message
+from fedax.sites.protocol.refusals import Rule
+from fedax.sites.protocol.tables import MOST, TRANSFORMS
+from fedax.sites.service.deploy import answering
 
 
 def node(folder, rows, policy=None, **options):

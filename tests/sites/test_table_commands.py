@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 import fedax
 from fedax.cli import app
 from fedax.cli.tables import _file, _fresh, _write_experiment
-from fedax.engine.places.nodes import Message
-from fedax.engine.places.tables import Desk
 from fedax.errors import ConfigError
 from fedax.experiments import read_toml
-from fedax.sites.deploy import _listen, with_nodes_data
+from fedax.sites.protocol.messages import Message
+from fedax.sites.protocol.tables import Desk
+from fedax.sites.service.deploy import _listen, with_nodes_data
 
 
 @pytest.fixture(autouse=True)

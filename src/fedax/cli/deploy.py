@@ -62,7 +62,7 @@ def deploy_local(
     """
     from fedax.errors import ConfigError
     from fedax.experiments import build
-    from fedax.sites import local
+    from fedax.sites.service import local
 
     if ray:
         raise ConfigError("ray", True, "Flower simulates clients on Ray, and is started by its own command: flwr run")
@@ -105,10 +105,10 @@ def deploy_link(
     """
     import socket
 
-    from fedax.sites import require
+    from fedax.sites.service import require
 
     require()
-    from fedax.sites import link as links
+    from fedax.sites.service import link as links
 
     _set_logs(log_level, log_size, log_keep)
     hosts, limits = host or [socket.gethostname(), socket.getfqdn()], {"total": connections, "each": connections_each}
@@ -131,10 +131,10 @@ def deploy_link_renew(
       fedax deploy link renew --folder link
       fedax deploy link renew --folder link --ca
     """
-    from fedax.sites import require
+    from fedax.sites.service import require
 
     require()
-    from fedax.sites import certificates
+    from fedax.sites.service import certificates
 
     until = f"{certificates.renew(folder, ca):%Y-%m-%d}"
     if ca:
@@ -244,7 +244,7 @@ def deploy_node(
       fedax deploy node --link fed.example.org:9443 --data wards --key node7 --clients icu,surgery
       fedax deploy node --socket node7.sock --data wards --key node7
     """
-    from fedax.sites import deploy as deployment
+    from fedax.sites.service import deploy as deployment
 
     _set_logs(log_level, log_size, log_keep)
     listed = lambda text: None if text is None else [each.strip() for each in text.split(",")]  # noqa: E731
@@ -263,8 +263,8 @@ def deploy_node(
 
 def _policy(path: pathlib.Path | None, rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The tables of an owner's rules, from a file or from options."""
-    from fedax.engine.places.policy import Policy, read_table
     from fedax.errors import ConfigError
+    from fedax.sites.protocol.policy import Policy, read_table
 
     given = {}
     for section, values in rules.items():
@@ -293,9 +293,9 @@ def deploy_policy(
       fedax deploy policy
       fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --policy policy.toml
     """
-    from fedax.engine.places.policy import STRICT
     from fedax.errors import ConfigError
     from fedax.files import check_ending
+    from fedax.sites.protocol.policy import STRICT
 
     check_ending(out, ".toml")
     try:
@@ -336,7 +336,7 @@ def deploy_run(
     Exit codes: as fedax run. With 2, a node or the link could not go on; --resume does.
     """
     from fedax.experiments import build
-    from fedax.sites import deploy as deployment
+    from fedax.sites.service import deploy as deployment
 
     tables, code = read_config(config, settings, allow_code)
     tables = deployment.with_nodes_data(tables, test, code)
@@ -365,7 +365,7 @@ def deploy_flower(
       fedax deploy flower app experiment.toml
       flwr run app my-federation
     """
-    from fedax.sites import flower
+    from fedax.sites.service import flower
 
     flower.write(folder, read_config(config, settings, False)[0])
     echo(f"{folder}: flwr run {shlex.quote(str(folder))}")

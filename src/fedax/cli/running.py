@@ -128,7 +128,7 @@ def carry_out(
             checked = checked if nodes is None else check_methods(ready)
             with Runs(ready, console) as watch:
                 if ready.fleet is not None:
-                    from fedax.sites.status import follow
+                    from fedax.sites.service.status import follow
 
                     watch = follow(ready, folder, watch)
                 record = execute(ready, folder, watch, checked, **kept)

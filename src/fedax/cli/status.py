@@ -51,18 +51,18 @@ def status(
     Exit code 2: the link cannot be reached; what the last run wrote is shown all the same.
     """
     from fedax.errors import ConfigError
-    from fedax.sites import require
+    from fedax.sites.service import require
 
     as_json = _is_json(format)
     require()
     if not folder.is_dir():
         raise ConfigError("folder", str(folder), "there is no such folder; give that of `fedax deploy link`")
     if page:
-        from fedax.sites.page import serve
+        from fedax.sites.service.page import serve
 
         say = lambda address: echo(f"{address}  (Ctrl-C ends it)")  # noqa: E731
         return serve(lambda: _current_status(folder, link), port, say)
-    from fedax.sites.metrics import prometheus_text
+    from fedax.sites.service.metrics import prometheus_text
 
     while True:
         table = _current_status(folder, link)
@@ -80,8 +80,8 @@ def status(
 
 def _current_status(folder: pathlib.Path, link: str | None) -> Table:
     from fedax.errors import FedaxError
-    from fedax.sites.certificates import until
-    from fedax.sites.status import joined, read_file, registered
+    from fedax.sites.service.certificates import until
+    from fedax.sites.service.status import joined, read_file, registered
 
     file, ends = read_file(folder), until(folder)
     try:
@@ -92,7 +92,7 @@ def _current_status(folder: pathlib.Path, link: str | None) -> Table:
 
 def _as_text(table: Table) -> str:
     """The status as text for a terminal of 80 columns."""
-    from fedax.sites.status import clean, here, span, title
+    from fedax.sites.service.status import clean, here, span, title
 
     now, lines = table["time"], []
     run = table["run"]
@@ -172,10 +172,10 @@ def node_status(
 def node_table(folder: pathlib.Path) -> Table:
     """Summarise the log in a node's folder; lines that cannot be read are counted in ``unreadable``."""
     from fedax.data.formats import parse_json
-    from fedax.engine.places import answered
-    from fedax.engine.places.store import read_rounds
     from fedax.files import rotated
-    from fedax.sites.status import clean
+    from fedax.sites.protocol import answered
+    from fedax.sites.protocol.store import read_rounds
+    from fedax.sites.service.status import clean
 
     rounds = sum(read_rounds(folder / "site" / "rounds.json").values())
     today, runs, errors = time.strftime("%Y-%m-%d"), dict[str, Table](), list[Table]()

@@ -57,8 +57,8 @@ def tables(
     """
     from fedax.cli.data import kinds, show
     from fedax.data import overview, plan
-    from fedax.engine.places.tables import agree
-    from fedax.sites import deploy as deployment
+    from fedax.sites.protocol.tables import agree
+    from fedax.sites.service import deploy as deployment
 
     chosen = kinds(column)
     place = _fresh(folder / _DEFAULT if out is None else out, moved=out is None)
@@ -109,9 +109,9 @@ def review(
       fedax deploy review --key node7 --yes
       fedax deploy review --key node7 --no --why "leave the column ward out"
     """
-    from fedax.engine.places.tables import decide, reviews
     from fedax.errors import ConfigError
-    from fedax.sites.deploy import decision_line
+    from fedax.sites.protocol.tables import decide, reviews
+    from fedax.sites.service.deploy import decision_line
 
     if state is None:
         if key is None:

@@ -1,6 +1,6 @@
 """Secure sums of a run: refuses what a server that sees only sums cannot do, and counts the bytes of uploads.
 
-The arithmetic is in :mod:`fedax.wire.secure`, the masks of real nodes in :mod:`fedax.engine.places.masks`.
+The arithmetic is in :mod:`fedax.wire.secure`, the masks of real nodes in :mod:`fedax.sites.protocol.masks`.
 """
 
 import functools

@@ -16,7 +16,6 @@ import safetensors
 import fedax
 from fedax.engine.checkpoint import write_tensors
 from fedax.engine.devices import in_precision
-from fedax.engine.places.site import whole_task
 from fedax.engine.saved import Model, read_model
 from fedax.errors import DamagedWarning
 from fedax.experiments.clients import finite_model, record_left_out
@@ -26,6 +25,7 @@ from fedax.files import damage, regular, slug
 from fedax.metrics import AUC, CalibrationError
 from fedax.metrics.base import classes_of, fitting, of_two
 from fedax.metrics.ranking import edges
+from fedax.sites.protocol.site import whole_task
 
 BINS = 10  # of probabilities, equally wide
 _MOST_BYTES = 1 << 24

@@ -24,9 +24,6 @@ import fedax
 from fedax.columns import better, describe, show
 from fedax.engine.devices import in_precision
 from fedax.engine.job import make_job, start
-from fedax.engine.places.fleet import Figures, Fleet
-from fedax.engine.places.remote import agreed
-from fedax.engine.places.site import whole_task
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
@@ -35,6 +32,9 @@ from fedax.experiments.config.experiment import Experiment
 from fedax.experiments.runs import Record, at_end, model_path, rows_of, said
 from fedax.files import cell, quoting_of, regular, slug, text_of, write_atomic
 from fedax.progress import show_progress
+from fedax.sites.protocol.fleet import Figures, Fleet
+from fedax.sites.protocol.remote import agreed
+from fedax.sites.protocol.site import whole_task
 
 Path = pathlib.Path
 

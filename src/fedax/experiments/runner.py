@@ -24,12 +24,9 @@ from fedax.engine.devices import device_bytes
 from fedax.engine.evaluate import columns
 from fedax.engine.history import save_run
 from fedax.engine.identity import differences, same_versions
-from fedax.engine.places.nodes import Transport
-from fedax.engine.places.side_by_side import side_by_side
 from fedax.engine.private import outlook
 from fedax.engine.saved import read_model, renamed
 from fedax.engine.sweep import discard_sweep, on_one_core, was_begun, worth_lanes
-from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
 from fedax.experiments import classes, clients, cluster, examples, own, summary, toml, tracked
 from fedax.experiments.config.experiment import (
@@ -72,6 +69,9 @@ from fedax.federation.work import Work
 from fedax.files import write_atomic
 from fedax.programs import compiled
 from fedax.progress import show_progress
+from fedax.sites.protocol.messages import Transport
+from fedax.sites.protocol.side_by_side import side_by_side
+from fedax.sites.protocol.train import train
 from fedax.tracking import Tracker
 
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]

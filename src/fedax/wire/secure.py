@@ -1,6 +1,6 @@
 """Secure aggregation, the arithmetic: uploads as whole numbers modulo 2^bits, so that masks cancel in their sum.
 
-:mod:`fedax.engine.secured` checks a run with secure sums; :mod:`fedax.engine.places.masks` is the protocol by which
+:mod:`fedax.engine.secured` checks a run with secure sums; :mod:`fedax.sites.protocol.masks` is the protocol by which
 real nodes mask their sums.
 """
 

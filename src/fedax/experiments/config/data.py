@@ -10,12 +10,12 @@ import numpy as np
 import fedax
 from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, by_value, folder
 from fedax.data.paths import data_at, title_of
-from fedax.engine.places.fleet import Fleet
 from fedax.errors import ConfigError, unknown
 from fedax.experiments.config.sections import DataSection, SplitSection, Table
 from fedax.federation.census import Census
 from fedax.files import name_of
 from fedax.registry import Component, within
+from fedax.sites.protocol.fleet import Fleet
 
 HeldOut = fedax.FederatedData | Table | None
 

@@ -13,8 +13,6 @@ import fedax
 from fedax.columns import better, measured_names
 from fedax.engine.job import Job, make_job
 from fedax.engine.options import Options
-from fedax.engine.places.agreement import Made
-from fedax.engine.places.fleet import Fleet
 from fedax.engine.private import is_kept, public
 from fedax.engine.secret import is_drawn
 from fedax.errors import ConfigError, unknown
@@ -45,6 +43,8 @@ from fedax.experiments.defaults import OWN_TABLES, are_small, unequal_penalties,
 from fedax.federation.census import Census
 from fedax.numbers import check_number
 from fedax.registry import within
+from fedax.sites.protocol.agreement import Made
+from fedax.sites.protocol.fleet import Fleet
 from fedax.tracking import Tracker
 
 

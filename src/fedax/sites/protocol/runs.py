@@ -1,0 +1,254 @@
+"""A run as a node derives it from its agreement, and the data of the node that it is derived for."""
+
+import dataclasses
+import hashlib
+import hmac
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedax.columns import measured_names
+from fedax.contract.compression import Compressor, Identity
+from fedax.contract.types import Tree, Unknown
+from fedax.data.federated import FederatedData
+from fedax.data.split import split
+from fedax.engine.checks import pooled_of
+from fedax.engine.job import Job, federation_of, on_devices, streamed
+from fedax.engine.layers import compressors_of
+from fedax.engine.places.blocks import Examples
+from fedax.engine.places.device import first_states
+from fedax.engine.places.layout import Layout
+from fedax.engine.plan import ExchangeForm, Plan, make_plan
+from fedax.engine.timetable import steps_of
+from fedax.errors import ConfigError, DataError, FedaxError, NodeError
+from fedax.federation.census import Census
+from fedax.federation.participation import Full
+from fedax.federation.work import Steps
+from fedax.sites.protocol.agreement import (
+    PARTS,
+    Agreement,
+    Made,
+    derived,
+    digest_of_text,
+    precise_versions,
+    program_of,
+    traced,
+)
+from fedax.sites.protocol.answered import Share
+from fedax.sites.protocol.refusals import Refusal, Rule
+
+_SPLITS = 128  # the most that are kept
+
+
+class SiteData:
+    """The data of a node.
+
+    Args:
+        data: the clients' examples, a dict of arrays.
+        names: of the clients.
+        own: held-out part -> the owner's own examples for it, or ``None``.
+        key: a secret of the node.
+
+    Attributes:
+        mark: changes where the clients, their examples or the versions do.
+        about: the same without the versions.
+        digests: of each client's examples, made with the secret.
+
+    Raises:
+        ConfigError, DataError: names that do not fit the data; examples of another form.
+    """
+
+    def __init__(self, data: FederatedData, names: Sequence[str], own: Mapping[str, Tree], key: bytes):
+        if not isinstance(data.examples, dict):
+            raise DataError("examples: of a real client they are a dict of arrays, such as {'x': ..., 'y': ...}")
+        if len(names) != data.num_clients or len({*names}) < data.num_clients or not all(names):
+            raise ConfigError("names", list(names), f"give each of the {data.num_clients} clients its own name")
+        self.names, self.own = tuple(names), dict(own)
+        self.data = FederatedData(
+            data.examples, data.sizes, data.weights, names=self.names, transform=data.transform, _finite=True
+        )
+        self.census = Census.of(self.data)
+        self.digests = [_digest(key, data.client(i)) for i in range(data.num_clients)]
+        # Of other data a question is another one: with the same noise, two answers would show what changed.
+        self.about = digest_of_text([*self.names, *self.digests, *(_digest(key, tree) for tree in self.own.values())])
+        self.mark = digest_of_text([self.about, precise_versions()])[:16]
+        self._splits: dict[str, dict[str, FederatedData | None]] = {}
+        self._rows: dict[str, dict[str, np.ndarray]] = {}  # split -> part and client -> the rows
+
+    def split(self, agreement: Agreement) -> dict[str, FederatedData | None]:
+        """The clients' rows in their parts; the same objects for the same split."""
+        text = json.dumps(self.about_split(agreement), sort_keys=True)
+        if text not in self._splits:
+            self._splits = dict(list(self._splits.items())[1 - _SPLITS :]) | {text: agreement.split_data(self.data)}
+        return self._splits[text]
+
+    def about_split(self, agreement: Agreement) -> Unknown:
+        """How an agreement splits the rows, in plain JSON; ``None``: not."""
+        if agreement.split is None:
+            return None
+        return [dict(agreement.split), [agreement.names.index(name) for name in self.names], self.about]
+
+    def row_weights(self, share: Share) -> np.ndarray:
+        """The weight of each of the node's rows in a share: first those of the clients, then those held out apart."""
+        n, own = self.data.num_examples, [0 if self.own[part] is None else count(self.own[part]) for part in PARTS]
+        weights = np.zeros(n + sum(own))
+        if share.part in PARTS and own[PARTS.index(share.part)]:
+            first = n + sum(own[: PARTS.index(share.part)])
+            weights[first : first + own[PARTS.index(share.part)]] = 1
+            return weights
+        text = json.dumps(share.split, sort_keys=True)
+        if text not in self._rows:
+            self._rows[text] = dict(self._numbered(share.split))
+        for client, weight in share.weights.items():
+            rows = self._rows[text][f"{share.part} {client}"]
+            weights[rows] = weight / len(rows) if share.part == "train" else 1
+        return weights
+
+    def _numbered(self, about: Unknown) -> Iterable[tuple[str, np.ndarray]]:
+        """Part and client -> the numbers of its rows, by a split."""
+        examples = {**self.data.examples, " row": np.arange(self.data.num_examples)}
+        numbered = FederatedData(examples, self.data.sizes, names=self.names, _finite=True)
+        parts = {"train": numbered} if about is None else split(numbered, **about[0], places=about[1])._asdict()
+        for part, tree in parts.items():
+            for i in range(0 if tree is None else tree.num_clients):
+                yield f"{part} {tree.name(i)}", tree.client(i)[" row"]
+
+
+class SiteRun(NamedTuple):
+    """A run as the node has derived it.
+
+    Attributes:
+        agreement, job: the agreement, and the job that follows from it.
+        digest: of the agreement.
+        mark: of the data that it was made for.
+        plan: with the node's own devices, and number of clients side by side.
+        row: the initial memory of a client.
+        forms: of the exchanges of the warm-up, and of a round.
+        examples: the training examples, and where they are.
+        frozen: on the device, the part of the model that is not trained.
+        train: the training examples.
+        held: part -> held-out examples: by client if they were split off, else a pytree; or ``None``.
+        ids: [k] the numbers of the node's clients in the run.
+        steps: gives the steps of a client, by its number, that starts in a group, where the server does not wait.
+        server: who asked for the run.
+    """
+
+    agreement: Agreement
+    job: Job
+    digest: str
+    mark: str
+    plan: Plan
+    row: Tree
+    forms: tuple[list[ExchangeForm], list[ExchangeForm]]
+    examples: Examples
+    frozen: Tree
+    train: FederatedData
+    held: dict[str, Tree]
+    ids: list[int]
+    steps: Callable[[int, int], int]
+    server: str = ""
+
+    @property
+    def compressors(self) -> tuple[Compressor, Compressor]:
+        """Those of downloads and of uploads; the identity, if they are not compressed."""
+        down, up = compressors_of(self.job.hyper.method, self.job.hyper.wire)
+        return down or Identity(), up or Identity()
+
+    @property
+    def parts(self) -> dict[str, Tree]:
+        """The held-out parts that are evaluated here -> all of their examples, those that a client has."""
+        return {part: self.held[part] for part in self.agreement.parts if self.held[part] is not None}
+
+    @property
+    def single(self) -> bool:
+        """Whether uploads leave one by one."""
+        one = any(form.one or Layout.of(form.upload, form.first).messages for stage in self.forms for form in stage)
+        return one or self.job.hyper.wire.gathers or self.job.pacing is not None
+
+    @property
+    def measured(self) -> list[str]:
+        """The columns to which the node contributes."""
+        val, test = (part in self.parts for part in PARTS)
+        metrics = self.job.plan.task.metrics
+        return measured_names(metrics, val=val, test=test, grad_norm=self.job.grad_norm, objective=False, density=False)
+
+
+def run_of(
+    site: SiteData, agreement: Agreement, made: Made, frozen: Tree, known: Iterable[SiteRun], may_split: bool
+) -> SiteRun:
+    """The run of an agreement.
+
+    Args:
+        site: the node's data.
+        agreement, made, frozen: as of :func:`fedax.sites.protocol.agreement.derived`.
+        known: other runs, with which it shares what is equal.
+        may_split: whether the owner lets runs split rows.
+
+    Raises:
+        NodeError: it cannot be; no text holds a value of the data.
+    """
+    own = dict(zip(site.names, site.data.sizes.tolist(), strict=True))
+    there = dict(zip(agreement.names, agreement.sizes, strict=True))
+    hidden = len({*agreement.sizes}) == 1 and agreement.weights != "sizes"  # the roster does not tell sizes
+    if any(size != there.get(name, 0) and not (hidden and size < there.get(name, 0)) for name, size in own.items()):
+        raise Refusal(Rule.CLIENT)
+    if agreement.split is not None:
+        if any(agreement.split.get(part) and site.own[part] is not None for part in PARTS):
+            raise Refusal(Rule.HELD_OUT)
+        if not may_split:
+            raise Refusal(Rule.SPLIT, False)
+    try:
+        job = derived(agreement, made, agreement.census(site.census.example, own), frozen)
+        dry = traced(job)
+    except FedaxError as error:
+        raise NodeError(str(error)) from error
+    if program_of(dry) != agreement.program:
+        raise Refusal(Rule.PROGRAM)
+    try:
+        parts = site.split(agreement)
+        train = parts["train"]
+        assert train is not None
+        train.check(job.plan.task)
+    except FedaxError as error:  # it may hold what is in the data
+        traceback.print_exc(file=sys.stderr)
+        raise Refusal(Rule.EXAMPLES_FIT) from error
+    held = {part: parts[part] if site.own[part] is None else site.own[part] for part in PARTS}
+    # The node itself chooses how many clients run side by side, and on which devices.
+    usual = Steps(max(1, job.plan.max_steps))
+    mine = make_plan(Census.of(train), job.plan.task, job.x, usual, job.plan.batch_size, Full(), job.hyper.wire)
+    plan = dataclasses.replace(job.plan, chunk_size=mine.chunk_size, mesh=mine.mesh, graphs=mine.graphs)
+    same = [run for run in known if run.plan.mesh == plan.mesh and run.train is train]
+    every = slice(0, train.num_clients)
+    if same:
+        examples = same[0].examples
+    else:
+        stream = streamed(None, train, every, plan.devices)
+        fed = on_devices(federation_of(Census.of(train), None if stream else train, every), plan.mesh)
+        examples = Examples(train if stream else None, fed, every)
+    alike = [run.frozen for run in same if run.agreement.frozen == agreement.frozen]
+    on_device = alike[0] if alike else on_devices(job.plan.task.frozen, plan.mesh)
+    row = jax.tree.map(np.asarray, first_states(job.hyper.method, job.x)[1])
+    steps = steps_of(job.hyper.work, job.key, job.census, job.plan)
+    ids = [agreement.names.index(name) for name in site.names]
+    return SiteRun(
+        agreement, job, agreement.digest, site.mark, plan, row, dry.forms, examples, on_device, train, held, ids, steps
+    )
+
+
+def count(examples: Tree) -> int:
+    """How many examples a pytree of them has, or clients have."""
+    return len(jax.tree.leaves(pooled_of(examples))[0])
+
+
+def _digest(key: bytes, examples: Tree) -> str:
+    """A digest of examples, keyed by a secret of the node: it shows that data changed, and no more."""
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    for name, leaf in sorted((examples or {}).items()):
+        digest.update(f"{name} {leaf.dtype} {leaf.shape}\n".encode())
+        digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()[:16]

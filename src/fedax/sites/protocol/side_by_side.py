@@ -1,0 +1,196 @@
+"""Several runs over the same nodes, side by side: their messages to a node are sent as one.
+
+A message to real clients takes a while, however small it is. So the methods and seeds of an experiment share messages,
+as they share a compiled program in simulation. Each run is a function in a thread of its own, but only one of them runs
+at a time, until it asks the nodes something. When all runs have asked, the joined messages are sent, and each run gets
+its answers. So runs need not be thread-safe, and each computes the same numbers as alone.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from fedax.contract.types import Unknown
+from fedax.engine.signals import HeldSignals
+from fedax.errors import NodeError
+from fedax.sites.protocol.messages import Failure, Message, Talk, Transport, joined, parted
+
+
+class _Ended(BaseException):
+    """Ends a run because another one has failed, or the command has to end."""
+
+
+class _Question(NamedTuple):
+    """The question of a run: messages by the node's number, and the timeout in seconds."""
+
+    messages: Mapping[int, Message]
+    timeout: float
+
+
+class _Lane:
+    """One run, and the transport that it sees.
+
+    Attributes:
+        sent, received: its share of the bytes on the wire.
+    """
+
+    def __init__(self, transport: Transport, work: Callable[[Transport], Unknown]):
+        self.sent = self.received = 0
+        self._transport, self._work = transport, work
+        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._ending = False
+        self.question: _Question | None = None
+        self.answers: dict[int, Message | Failure] = {}
+        self.result: Unknown = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    # ---- seen by the run
+
+    def nodes(self) -> list[int]:
+        """The nodes that are there now."""
+        return self._transport.nodes()
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        """Ask some nodes, together with the other runs."""
+        if not messages:
+            return
+        self._let_others(_Question(messages, timeout))
+        yield from self.answers.items()
+
+    def talk(self, timeout: float) -> Talk:
+        """Ask nodes without an end; the messages are this run's alone."""
+        talk = self._transport.talk(timeout)
+        came = next(talk)
+        while True:
+            messages = yield came
+            self._let_others(_Question({}, timeout))
+            sent, received = self._transport.sent, self._transport.received
+            came = talk.send(messages)
+            self.sent += self._transport.sent - sent
+            self.received += self._transport.received - received
+
+    def _let_others(self, question: _Question) -> None:
+        """Wait until all other runs have asked, too, and what they asked is answered."""
+        self.question = question
+        self._stopped.release()
+        self._go.acquire()
+        if self._ending:
+            raise _Ended
+
+    def _run(self) -> None:
+        self._go.acquire()
+        try:
+            if not self._ending:
+                self.result = self._work(self)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.question = None
+            self._stopped.release()
+
+    # ---- seen by those who run it
+
+    @property
+    def over(self) -> bool:
+        """Whether it has nothing more to ask."""
+        return self.question is None
+
+    def step(self, answers: dict[int, Message | Failure]) -> None:
+        """Continue the run until it asks again, or is over; raises what it raises."""
+        self.answers = answers
+        self._go.release()
+        self._stopped.acquire()
+        if self.error is not None:
+            raise self.error
+
+    def end(self) -> None:
+        """End it where it waits."""
+        self._ending = True
+        self._go.release()
+        self._thread.join()
+
+
+def side_by_side(transport: Transport, works: Sequence[Callable[[Transport], Unknown]]) -> list[Unknown]:
+    """Run some functions side by side, each with a transport of its own to the same nodes; returns their results.
+
+    An error of one ends all. SIGINT and SIGTERM are handled between two messages; a second one at once.
+
+    Args:
+        transport: carries the messages of all.
+        works: the functions.
+
+    Example:
+        >>> class Echo:
+        ...     sent = received = asked = 0
+        ...     def nodes(self):
+        ...         return [1]
+        ...     def ask(self, messages, timeout):
+        ...         self.asked += 1
+        ...         yield from messages.items()
+        >>> def work(transport, k):
+        ...     return [answer.head for _, answer in transport.ask({1: Message({"k": k})}, 1.0)]
+        >>> echo = Echo()
+        >>> side_by_side(echo, [lambda there, k=k: work(there, k) for k in range(3)]), echo.asked
+        ([[{'k': 0}], [{'k': 1}], [{'k': 2}]], 1)
+    """
+    lanes = [_Lane(transport, work) for work in works]
+    signals = HeldSignals()
+    signals.hold()
+    try:
+        for lane in lanes:
+            lane.step({})
+        while active := [lane for lane in lanes if not lane.over]:
+            signals.deliver()
+            answers = _ask_together(transport, active)
+            for lane, lane_answers in zip(active, answers, strict=True):
+                lane.step(lane_answers)
+    finally:
+        for lane in lanes:
+            lane.end()
+        signals.release()
+    return [lane.result for lane in lanes]
+
+
+def _ask_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[int, Message | Failure]]:
+    """The answers for each of some runs, whose messages to a node are joined into one."""
+    askers: dict[int, list[int]] = {}
+    questions = [lane.question for lane in lanes]
+    for k, question in enumerate(questions):
+        assert question is not None
+        for number in question.messages:
+            askers.setdefault(number, []).append(k)
+    messages = {
+        number: joined([questions[k].messages[number] for k in ks])  # type: ignore[union-attr]
+        for number, ks in askers.items()
+    }
+    if not askers:
+        return [{} for _ in lanes]
+    # A node answers one part after the other, and each may take as long as it may alone.
+    longest = max(map(len, askers.values()))
+    timeout = longest * max(question.timeout for question in questions if question is not None)
+    sent, received = transport.sent, transport.received
+    answers: list[dict[int, Message | Failure]] = [{} for _ in lanes]
+    sizes = [[0, 0] for _ in lanes]
+    for number, answer in transport.ask(messages, timeout):
+        lane_numbers = askers[number]
+        parts: Sequence[Message | Failure]
+        if isinstance(answer, Failure) or "error" in answer.head:
+            parts = [answer] * len(lane_numbers)
+        else:
+            try:
+                parts = parted(answer, len(lane_numbers), "the answer")
+            except NodeError as error:
+                parts = [Failure(str(error), False)] * len(lane_numbers)
+        for k, part in zip(lane_numbers, parts, strict=True):
+            answers[k][number] = part
+            question = questions[k]
+            assert question is not None
+            sizes[k][0] += question.messages[number].size
+            sizes[k][1] += part.size if isinstance(part, Message) else 0
+    for name, at, grew in (("sent", 0, transport.sent - sent), ("received", 1, transport.received - received)):
+        all_ = sum(size[at] for size in sizes)
+        for lane, size in zip(lanes, sizes, strict=True):
+            setattr(lane, name, getattr(lane, name) + (grew * size[at] // all_ if all_ else 0))
+    return answers

@@ -1,0 +1,190 @@
+"""What a node keeps on its disk: the agreements of its runs, frozen parts of models, and its clients' memory."""
+
+import json
+import os
+import pathlib
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from fedax.contract.types import Tree, Unknown
+from fedax.data.formats import parse_json
+from fedax.engine.checkpoint import write_tensors
+from fedax.errors import ConfigError, NodeError
+from fedax.files import WRITING, damage, rotate, seal, with_digest, write_atomic
+from fedax.sites.protocol.agreement import Agreement, digest_of
+from fedax.sites.protocol.messages import Message, arrays_of, unpacked
+from fedax.sites.protocol.refusals import Refusal, Rule
+
+_FROZEN = 8  # the most frozen parts that are kept
+_VERSION = re.compile(r"(\d+)-(\d+)\.safetensors")  # a client's place, and a version of its memory
+
+
+class Store:
+    """The folder of a node.
+
+    Memory has versions: each exchange starts from one version and writes another; versions to which the server may
+    return are kept. So a repeated exchange changes nothing, and a run that continues from an older checkpoint finds the
+    memory of that time. A version that is missing is an error, never zero.
+
+    Args:
+        folder: its folder.
+        names: of its clients.
+    """
+
+    def __init__(self, folder: pathlib.Path, names: Sequence[str]):
+        self.folder, self.names = folder, names
+        for name in ("memory", "agreements"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+
+    def secret(self, name: str) -> bytes:
+        """32 random bytes of the node, drawn when they are first needed."""
+        file = self.folder / name
+        if not file.exists():
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as written:
+                written.write(secrets.token_bytes(32))
+        return file.read_bytes()
+
+    # ---- agreements
+
+    def keep_agreement(self, agreement: Agreement, mark: str, server: str) -> None:
+        """Remember an agreement for good, with the mark of the data that it was made for, and who asked for it."""
+        if self.mark(agreement.digest) is None:
+            stored = seal(agreement.digest) | {"text": agreement.text, "mark": mark, "server": server}
+            write_atomic(self._agreement_path(agreement.digest), with_digest(json.dumps(stored).encode()))
+
+    def mark(self, digest: str) -> str | None:
+        """The mark of the data that an agreement was made for; ``None``: it is not known, or damaged."""
+        try:
+            return self.agreement(digest)[1]
+        except Refusal:
+            return None
+
+    def agreement(self, digest: str) -> tuple[Agreement, str, str]:
+        """An agreement by its digest, with its mark, and who asked for it.
+
+        Raises:
+            Refusal: the node knows none, or it is damaged.
+        """
+        path = self._agreement_path(digest)
+        if not path.exists() or damage(path.read_bytes(), digest) is not None:
+            raise Refusal(Rule.UNKNOWN)
+        stored = json.loads(path.read_bytes())
+        return Agreement.of(stored["text"]), stored["mark"], stored["server"]
+
+    def _agreement_path(self, digest: Unknown) -> pathlib.Path:
+        if not re.fullmatch(r"[0-9a-f]{32}", str(digest)):
+            raise Refusal(Rule.FORM)
+        return self.folder / "agreements" / f"{digest}.json"
+
+    # ---- frozen parts
+
+    def keep_frozen(self, frozen: Tree) -> None:
+        """Keep a frozen part; of many the oldest go."""
+        digest = digest_of(frozen)
+        path = self._frozen_path(digest)
+        path.parent.mkdir(exist_ok=True)
+        write_tensors(path, arrays_of({"frozen": frozen}), "frozen", digest)
+        for old in sorted(path.parent.glob("*.safetensors"), key=lambda each: each.stat().st_mtime)[:-_FROZEN]:
+            old.unlink(missing_ok=True)
+
+    def frozen(self, digest: str, form: Tree) -> Tree:
+        """A frozen part.
+
+        Raises:
+            Refusal: it is not there, or damaged.
+        """
+        path = self._frozen_path(digest)
+        if not path.exists() or damage(path, digest) is not None:
+            raise Refusal(Rule.FROZEN)
+        return unpacked(path.read_bytes(), {"frozen": form}, "the frozen part")["frozen"]
+
+    def _frozen_path(self, digest: str) -> pathlib.Path:
+        return self.folder / "frozen" / f"{digest}.safetensors"
+
+    # ---- memory
+
+    def recall(self, run: str, row: int, version: int, form: Tree, initial: Tree) -> Tree:
+        """A client's memory at a version of a run; 0 is the initial one."""
+        if not jax.tree.leaves(form):
+            return form
+        if version == 0:
+            return initial
+        path, who = self._path(run, row, version), f"client {self.names[row]!r}"
+        if not path.exists():
+            raise NodeError(f"{who}: its memory is lost: {path.name} is not at its node any more; begin a new run")
+        if (wrong := damage(path, f"{run}/{path.name}")) is not None:
+            raise NodeError(f"{who}: its memory, {path.name}, is {wrong}; restore it, or begin a new run")
+        memory: Tree = unpacked(path.read_bytes(), {"memory": form}, f"{who}: its memory, {path.name}")["memory"]
+        return memory
+
+    def remember(self, run: str, row: int, version: int, keep: Sequence[int], memory: Tree) -> None:
+        """Write a version of a client's memory, and remove older ones except those to keep.
+
+        A message that arrives late removes nothing that later messages wrote.
+        """
+        if not jax.tree.leaves(memory):
+            return
+        path = self._path(run, row, version)
+        path.parent.mkdir(exist_ok=True)
+        write_tensors(path, arrays_of({"memory": memory}), "memory", f"{run}/{path.name}")
+        kept = {version, *keep}
+        for old in path.parent.iterdir():
+            match = _VERSION.fullmatch(old.name)
+            stale = match is not None and int(match[1]) == row and int(match[2]) not in kept
+            if (stale and match is not None and int(match[2]) < version) or old.name.startswith(WRITING):
+                old.unlink(missing_ok=True)
+
+    def forget(self, run: str) -> None:
+        """Delete the memory of a run that is over."""
+        shutil.rmtree(self.folder / "memory" / run, ignore_errors=True)
+
+    def _path(self, run: str, row: int, version: int) -> pathlib.Path:
+        return self.folder / "memory" / run / f"{row}-{version}.safetensors"
+
+    # ---- rounds and the log
+
+    def count_round(self, rounds: Mapping[str, int], run: str, index: int) -> dict[str, int]:
+        """The rounds of all runs, with a round of this one; they are on the disk."""
+        found = {**rounds, run: index + 1}
+        write_atomic(self.folder / "rounds.json", json.dumps(found))
+        return found
+
+    def log(self, line: Mapping[str, Unknown]) -> None:
+        """Write a line of the node's log."""
+        rotate(self.folder / "log.jsonl")
+        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def write_line(
+    store: Store, message: Message, answer: Message, seconds: float, more: Mapping[str, Unknown] | None = None
+) -> None:
+    """Write a line of a node's log: a message, the size of its answer, and further entries."""
+    line: dict[str, Unknown] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    line |= {
+        name: message.head[name] for name in ("kind", "server", "stage", "round", "exchange") if name in message.head
+    }
+    for name, message_ in (("came", message), ("left", answer)):
+        line[name] = len(message_.tensors) + len(json.dumps(message_.head))
+    line |= {"seconds": round(seconds, 3), **(more or {})}
+    for name in ("error", "repeated"):
+        if name in answer.head:
+            line["error"] = answer.head[name]
+    store.log(line)
+
+
+def read_rounds(path: pathlib.Path) -> dict[str, int]:
+    """Run -> the number of its rounds that were answered."""
+    try:
+        found = parse_json(path.read_bytes()) if path.exists() else {}
+        if any(type(count) is not int or count < 0 for count in found.values()):
+            raise ValueError("a count that is none")
+        return dict(found)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError("folder", str(path), f"this should count rounds, and cannot be read ({error})") from error

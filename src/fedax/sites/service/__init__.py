@@ -1,0 +1,19 @@
+"""Real sites: the link, the nodes, and the messages between them. Needs ``pip install 'fedax[deploy]'``."""
+
+import importlib.util
+
+from fedax._start import reach_directly
+from fedax.errors import ConfigError
+
+reach_directly()
+
+
+def require() -> None:
+    """Check that the packages of a deployment are there.
+
+    Raises:
+        ConfigError: one of them is not installed.
+    """
+    for name in ("starlette", "uvicorn", "httpx", "cryptography"):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(name, None, "a deployment needs this package: pip install 'fedax[deploy]'")

@@ -1,0 +1,397 @@
+"""A node: the process that asks the link for questions, and supervises the worker that answers them."""
+
+import argparse
+import json
+import os
+import queue
+import socket as sockets
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import filelock
+
+from fedax._start import collect_rarely
+from fedax.errors import UNSEEN, ConfigError, FedaxError, NodeError
+from fedax.files import check_private, write_atomic
+from fedax.sites.protocol.roster import private_key
+from fedax.sites.service import certificates, require
+from fedax.sites.service.carry import Away, Caller, pauses
+from fedax.sites.service.letters import SMALL, Letter, Refused
+from fedax.sites.service.link import POLL
+from fedax.sites.service.processes import SupervisedProcess, ending, options, receive, send
+from fedax.sites.service.signature import QUESTION, number_of
+
+_REMIND = 60.0  # seconds between lines that say that the link is not there
+_TAKEN = 40.0  # seconds after which a link has noticed that another process of this node is gone
+_REMOVED = 3.0  # seconds for which a key that was known may be unknown, while its file is replaced
+_BUSY = 2.0  # seconds between two requests for questions while one is answered
+_KEPT = 64 << 20  # bytes of answers that are kept, besides the last
+_UNTRUSTED = "this node does not know the key that signed the question: give it the link's new ca.pem"
+
+
+def run(
+    *,
+    link: str | None,
+    ca: str | Path,
+    key: str | Path,
+    state: str | Path,
+    factory: str,
+    arguments: Mapping[str, Any],
+    wait: float | None = None,
+    socket: str | Path | None = None,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Run a node until SIGINT, SIGTERM or SIGHUP.
+
+    Args:
+        link: ``host:port``; ``None``: it is asked at a socket.
+        ca: the file ``ca.pem`` of the link's folder.
+        key: the node's private key; it and ``key.pub`` are made where they are missing.
+        state: a folder for what the node keeps; of one node only.
+        factory: ``module:name`` of a function that makes the answering function, in the worker's process.
+        arguments: its keyword arguments, plain JSON.
+        wait: seconds after which the node ends without a link, or with a key that no link knew before; ``None``: it
+            waits for ever.
+        socket: without a link, the Unix socket at which this user's processes ask; Flower's ClientApp is one.
+        say: is called with lines for people.
+
+    Raises:
+        NodeError: the link's certificate or the node's key is not good, the link could not be reached for ``wait``
+            seconds, or the worker cannot work.
+        ConfigError: an argument cannot be used, or others than its owner can read the key or the state.
+    """
+    require()
+    ca, key, state = Path(ca), Path(key), Path(state)
+    if certificates.make_node_key(key):
+        to_link = (
+            "" if link is None else f"; give {key}.pub to the coordinator, who puts it into the link's folder nodes"
+        )
+        say(f"made the key {key}{to_link}")
+    check_private(key, "key")
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_private(state, "state")
+    lock = filelock.FileLock(state / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise ConfigError("state", str(state), "another node uses this folder; give each node its own") from None
+    worker = Worker(factory, arguments)
+    with lock, ending() as end:
+        node: _Asker
+        if link is not None:
+            node = _Node(link, ca, key, state, worker, wait, say)
+        else:
+            assert socket is not None
+            node = Door(Path(socket), worker, say)
+        try:
+            node.start()
+            while not end.wait(0.2):
+                if node.failed is not None:
+                    raise node.failed
+                if (status := worker.process.ended()) is not None:
+                    if status == 2:
+                        raise NodeError("the worker cannot work; its own line above says why")
+                    say(f"the worker has ended (status {status}); it is started again")
+                if worker.process.due:
+                    worker.process.start()
+        finally:
+            node.stop()
+            worker.process.stop(0)
+
+
+class Gone(Exception):
+    """The worker has ended before it had answered."""
+
+
+class Worker:
+    """The process that answers questions, one after the other; heads and tensors go through its input and output."""
+
+    def __init__(self, factory: str, arguments: Mapping[str, Any]):
+        given = options(factory=factory, arguments=json.dumps(dict(arguments)))
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = SupervisedProcess("fedax.sites.service.worker", given, **pipes)
+
+    def ask(self, parts: Sequence[bytes], over: threading.Event) -> list[bytes]:
+        """The parts of the answer to a question.
+
+        Raises:
+            Gone: the worker has ended.
+        """
+        while (process := self.process.process) is None:
+            if over.wait(0.02):
+                raise Gone
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            send(process.stdin, parts)
+            return receive(process.stdout)
+        except (OSError, EOFError, ValueError) as error:  # ValueError: its pipes are closed
+            while self.process.process is process and not over.wait(0.02):  # until its end has been noticed
+                pass
+            raise Gone from error
+
+
+class _Asker(Protocol):
+    """Where a node's questions come from; an error that it cannot go on with is in ``failed``."""
+
+    failed: Exception | None
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Door:
+    """A node at a Unix socket: whoever may open its file asks a question by each connection."""
+
+    def __init__(self, path: Path, worker: Worker, say: Callable[[str], None]):
+        self.path, self.worker, self.say = path, worker, say
+        self.failed: Exception | None = None
+        self.over, self._one = threading.Event(), threading.Lock()
+        self._server: socketserver.BaseServer | None = None
+
+    def start(self) -> None:
+        """Listen, for this user's processes only."""
+        door = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                with suppress(OSError, EOFError, Gone):  # without an answer the connection is closed
+                    question = receive(self.rfile)
+                    with door._one:
+                        answer = door.worker.ask(question, door.over)
+                    send(self.wfile, answer)
+
+        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+            daemon_threads, block_on_close = True, False
+
+        umask = os.umask(0o177)
+        try:
+            if self.path.is_socket() and not _listens(self.path):
+                self.path.unlink()  # of a node that was killed
+            self._server = Server(str(self.path), Handler)
+        except OSError as error:
+            raise ConfigError("socket", str(self.path), f"no socket can be made there ({error})") from error
+        finally:
+            os.umask(umask)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.say(f"this node listens at {self.path}")
+
+    def stop(self) -> None:
+        """Listen no longer."""
+        self.over.set()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self.path.unlink(missing_ok=True)
+
+
+def _listens(path: Path) -> bool:
+    with sockets.socket(sockets.AF_UNIX) as one:
+        return one.connect_ex(str(path)) == 0
+
+
+class _Node:
+    """A node at a link: one thread asks for questions, and one has them answered and brings the answers."""
+
+    def __init__(
+        self,
+        link: str,
+        ca: Path,
+        key: Path,
+        state: Path,
+        worker: Worker,
+        wait: float | None,
+        say: Callable[[str], None],
+    ):
+        self.link, self.ca, self.key, self.worker, self.wait, self.say = link, ca, key, worker, wait, say
+        self._private = private_key(key)
+        self.number = number_of(self._private.public_key())
+        self._caller = Caller(link, ca, lambda: self._private)
+        self._questions: queue.SimpleQueue[tuple[Letter, list[bytes]] | None] = queue.SimpleQueue()
+        self._busy: set[str] = set()  # questions under way
+        self._kept: dict[str, tuple[Letter, list[bytes]]] = {}  # the last answers, which may be asked for again
+        self._known = state / "number"
+        self.failed: Exception | None = None
+        self.over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._safely, args=(each,), daemon=True) for each in (self._listen, self._work)
+        ]
+        self._there = self._told = False
+        self._missing: float | None = None
+        self._reminder = 0.0
+
+    def start(self) -> None:
+        """Start both threads."""
+        for each in self._threads:
+            each.start()
+
+    def stop(self) -> None:
+        """Let them end, after their last request; what the node was asked stays at the link."""
+        self.over.set()
+        self._questions.put(None)
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # the main thread raises it
+            if not self.over.is_set():
+                self.failed = error
+
+    # ---- questions
+
+    def _listen(self) -> None:
+        waits = pauses()
+        while not self.over.is_set():
+            try:
+                # At first it asks whether it is known; at work it says often what it has, to a link started anew.
+                asks = {"has": [*self._busy], "seconds": 0 if not self._there else _BUSY if self._busy else POLL}
+                table, parts = self._caller.call("/question", asks, seconds=POLL + 15)
+                self._reached()
+                waits = pauses()
+                for given in table["letters"]:
+                    self._take(Letter.read(given), parts)
+            except Away as away:
+                self._note_missing(f"the link at {self.link} cannot be reached ({away})")
+                self.over.wait(next(waits))
+            except Refused as refused:
+                self._note_refusal(refused)
+                self.over.wait(1.0)
+
+    def _take(self, letter: Letter, parts: dict[str, bytes]) -> None:
+        """Take a question, if it is one to this node that has not been taken."""
+        mine = letter.node == self.number and letter.start == self._caller.start and letter.until > self._caller.now()
+        if not mine or letter.id in self._busy:
+            self.say("a question was not for this node, or too old: it is left alone")
+            self.over.wait(1.0)
+            return
+        contents: list[bytes] = []
+        if letter.id in self._kept:
+            pass  # it is asked again, at a link that was started anew
+        elif not self._caller.trusts(QUESTION, letter.text, letter.signature):
+            self.say(_UNTRUSTED)
+            self._kept[letter.id] = self._error(letter, _UNTRUSTED)
+        else:
+            contents = self._caller.contents(letter, parts)
+        self._busy.add(letter.id)
+        self._questions.put((letter, contents))
+
+    def _error(self, letter: Letter, why: str) -> tuple[Letter, list[bytes]]:
+        parts = [json.dumps({"error": why}).encode()]
+        return letter.answered(self._private, parts), parts
+
+    def _work(self) -> None:
+        while (taken := self._questions.get()) is not None and not self.over.is_set():
+            letter, parts = taken
+            if letter.until < self._caller.now():  # nobody waits for its answer any more
+                self._busy.discard(letter.id)
+                continue
+            if letter.id not in self._kept:
+                try:
+                    answer = self.worker.ask(parts, self.over)
+                    self._kept[letter.id] = letter.answered(self._private, answer), answer
+                except Gone:
+                    if self.over.is_set():
+                        return
+                    self._kept[letter.id] = (
+                        letter.answered(self._private, [b"{}"], "the node's worker is gone"),
+                        [b"{}"],
+                    )
+            del parts, taken
+            self._bring(letter)
+            self._busy.discard(letter.id)
+            while len(self._kept) > 1 and sum(each.size for each, _ in [*self._kept.values()][:-1]) > _KEPT:
+                del self._kept[next(iter(self._kept))]
+
+    def _bring(self, question: Letter) -> None:
+        """Bring an answer to the link, as long as the question is there."""
+        letter, parts = self._kept[question.id]
+        waits = pauses()
+        while not self.over.is_set() and question.until > self._caller.now():
+            try:
+                small = []
+                for part, content in zip(letter.parts, parts, strict=True):
+                    if part.size > SMALL:
+                        self._caller.upload(content)
+                    else:
+                        small.append(content)
+                self._caller.call("/answer", {"letter": letter.sent}, small)
+                return
+            except Refused as refused:
+                if refused.status == 404:  # it is answered, or the run is over, or asks again at a link started anew
+                    return
+                self.say(f"the link at {self.link} does not take an answer (HTTP {refused.status}): {refused}")
+                if refused.status == 413:
+                    self._kept[question.id] = letter, parts = self._error(question, f"the answer: {refused}")
+            except Away:
+                pass  # the other thread says so
+            self.over.wait(next(waits))
+
+    # ---- the link
+
+    def _reached(self) -> None:
+        if not self._there:
+            self.say(
+                f"the link at {self.link} is there" if self._told else f"this is node {self.number} at {self.link}"
+            )
+            write_atomic(self._known, str(self.number))
+        self._there = self._told = True
+        self._missing, self._reminder = None, 0.0
+
+    def _known_before(self) -> bool:
+        with suppress(OSError):
+            return self._known.read_text() == str(self.number)
+        return False
+
+    def _note_missing(self, text: str, patience: float | None = None, then: str = "") -> None:
+        """Say that the node waits; raise an error after ``patience`` seconds, or those that it was given to wait."""
+        now = time.monotonic()
+        self._there, self._missing = False, now if self._missing is None else self._missing
+        patience = self.wait if patience is None else patience
+        if patience is not None and now - self._missing >= patience:
+            raise NodeError(f"{text}{then or f', for {patience:g} s'}")
+        if now >= self._reminder:
+            self._reminder = now + _REMIND
+            self.say(f"{text}; waiting for it")
+
+    def _note_refusal(self, refused: Refused) -> None:
+        """Handle a refusal of the link."""
+        if refused.status == 403:
+            text = f"the link at {self.link} does not know the key {self.key}.pub"
+            if self._known_before():
+                removed = ": its coordinator has removed it. It can be put back; then start this node again"
+                return self._note_missing(f"{text} any more", _REMOVED, removed)
+            asked = ": the coordinator has to put it into the link's folder nodes"
+            return self._note_missing(f"{text} yet; it has to be put into the link's folder nodes", None, asked)
+        if refused.status == 409:
+            text = f"another node with the key {self.key} is at the link at {self.link}"
+            return self._note_missing(text, _TAKEN, ": end it, or give this node a key of its own")
+        if refused.status in (404, 429):  # the run does not ask any more; or there were too many requests
+            return None
+        raise NodeError(f"the link at {self.link} refuses this node (HTTP {refused.status}): {refused}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line of :func:`run`."""
+    parser = argparse.ArgumentParser(prog="python -m fedax.sites.service.node")
+    for name in ("link", "ca", "key", "state", "factory"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--arguments", type=json.loads, default={})
+    parser.add_argument("--wait", type=float)
+    given = parser.parse_args(arguments)
+    collect_rarely()
+    try:
+        run(**vars(given), say=lambda line: print(line.translate(UNSEEN), flush=True))
+    except FedaxError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,365 @@
+"""The run's side: a run at a link, and its questions to nodes."""
+
+import concurrent.futures
+import contextlib
+import functools
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedax.errors import NodeError
+from fedax.sites.protocol.messages import Failure, Message, Talk
+from fedax.sites.service import require
+from fedax.sites.service.carry import Away, Caller, pauses
+from fedax.sites.service.certificates import connection_problem, load_secret
+from fedax.sites.service.letters import SMALL, Letter, Refused, question
+from fedax.sites.service.link import POLL
+from fedax.sites.service.messages import closed, opened
+from fedax.sites.service.signature import ANSWER, Keys, is_signed
+
+RESUME = "start the run again with --resume"
+_PATIENCE = 30.0  # seconds in which a link may come back
+_OTHERS = 65.0  # seconds for which another run is waited for
+_FRESH = 1.0  # seconds for which the list of nodes is not asked for again
+_LOOK = 0.5  # seconds of a look for answers
+_SPARE = 2.0  # seconds by which a question outlives the wait for its answer, so that this side gives up first
+_TOGETHER = 16 << 20  # bytes of small parts in one request
+_FETCHERS = 4  # answers that are fetched at a time
+
+_Came = list[tuple[int, Message | Failure]]
+
+
+class _Asked(NamedTuple):
+    """A question that waits for its answer: its node and parts, until when, and where the answer goes."""
+
+    node: int
+    parts: list[bytes]
+    until: float
+    answers: "queue.SimpleQueue[tuple[str, Message | Failure]]"
+
+
+class LinkTransport:
+    """A ``fedax.sites.protocol.messages.Transport`` over a link, in a run that has begun.
+
+    Args:
+        address: of the link, ``host:port``.
+        folder: of the link, with ``ca.pem``, ``secret`` and ``nodes``.
+    """
+
+    def __init__(self, address: str, folder: Path):
+        self.sent = self.received = 0
+        self._keys = Keys(folder / "nodes")
+        self._caller = Caller(address, folder / "ca.pem", lambda: load_secret(folder))
+        self._secret = lambda: load_secret(folder)
+        self._waiting: dict[str, _Asked] = {}
+        self._has: dict[str, bool] = {}  # answers that have come: whether they are here wholly
+        self._here: tuple[float, list[int]] = (0.0, [])
+        self._start, self._over = "", threading.Event()
+        self._failed: Exception | None = None
+        self._fetchers = concurrent.futures.ThreadPoolExecutor(_FETCHERS, "fetch")
+        self._listener = threading.Thread(target=self._listen, daemon=True, name="answers")
+
+    # ---- the run
+
+    def begin(self, say: Callable[[str], None]) -> None:
+        """Begin the run, once no other is under way; a killed one is for some seconds.
+
+        Raises:
+            NodeError: there is no link, it does not know this key, or another run is under way.
+        """
+        until, announced = time.monotonic() + _OTHERS, False
+        while not self._patiently(self._enter):
+            if time.monotonic() >= until:
+                raise NodeError(
+                    f"another run is under way at the link at {self._caller.address}, and nodes do one thing at a "
+                    "time: wait for its end, or use a link of its own"
+                )
+            if not announced:
+                say(f"another run is under way at {self._caller.address}: waiting up to {_OTHERS:g} s")
+                announced = True
+            time.sleep(1.0)
+        self._start = self._caller.start
+        self._listener.start()
+
+    def _enter(self) -> bool:
+        """Whether the link takes this run for the one that is under way."""
+        try:
+            self._caller.call("/questions", {"letters": []})
+        except Refused as refused:
+            if refused.status != 409:
+                raise
+            return False
+        return True
+
+    def end(self) -> None:
+        """End the run."""
+        self._over.set()
+        if self._listener.is_alive():
+            with contextlib.suppress(Away, Refused, NodeError):  # the link is gone, or has ended the run
+                self._caller.call("/end", {}, seconds=5.0)
+            self._listener.join(5.0)
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        self._caller.close()
+
+    # ---- questions
+
+    def nodes(self) -> list[int]:
+        """The nodes that are there now, in ascending order.
+
+        Raises:
+            NodeError: the link cannot be reached, or has ended the run.
+        """
+        self._check()
+        at, here = self._here
+        if time.monotonic() - at > _FRESH:
+            self._note_here([each["number"] for each in self.registered() if each["here"] is True])
+            here = self._here[1]
+        return here
+
+    def registered(self) -> list[dict[str, Any]]:
+        """The nodes that the link knows: number, name, whether it is ``here``, ``since`` when, since when ``known``."""
+        listed: list[dict[str, Any]] = self._patiently(lambda: self._caller.call("/nodes", {}))[0]["nodes"]
+        return listed
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        """Ask some nodes.
+
+        Args:
+            messages: by the node's number.
+            timeout: seconds from now, above 0.
+
+        Yields:
+            Of each node its answer as it comes, or a failure.
+
+        Raises:
+            NodeError: the link cannot be reached, or has ended the run.
+        """
+        talk = self.talk(timeout)
+        next(talk)
+        came, waiting = talk.send(messages), len(messages)
+        while True:
+            yield from came
+            waiting -= len(came)
+            if not waiting:
+                return
+            came = talk.send({})
+
+    def talk(self, timeout: float) -> Talk:
+        """Ask nodes without an end: it is sent messages, and yields answers and failures, look by look.
+
+        Args:
+            timeout: seconds that each message has from when it is sent, above 0.
+
+        Raises:
+            NodeError: the link cannot be reached, or has ended the run.
+        """
+        answers: queue.SimpleQueue[tuple[str, Message | Failure]] = queue.SimpleQueue()
+        own: dict[str, _Asked] = {}
+        came: _Came = []
+        try:
+            while True:
+                messages = yield came
+                came = self._send(messages, timeout, answers, own) if messages else []
+                until = min([time.monotonic() + _LOOK, *(each.until for each in own.values())])
+                found = []
+                if not came:
+                    with contextlib.suppress(queue.Empty):
+                        found.append(answers.get(timeout=max(0.001, until - time.monotonic())))
+                while not answers.empty():
+                    found.append(answers.get())
+                came += [(own.pop(id).node, answer) for id, answer in found if id in own]
+                self._check()
+                for id, each in [*own.items()]:
+                    if time.monotonic() >= each.until:
+                        del own[id]
+                        self._waiting.pop(id, None)
+                        came.append((each.node, Failure(f"no answer in {timeout:g} s", True)))
+        finally:
+            for id in own:
+                self._waiting.pop(id, None)
+
+    def _send(
+        self, messages: Mapping[int, Message], timeout: float,
+        answers: "queue.SimpleQueue[tuple[str, Message | Failure]]", own: dict[str, _Asked],
+    ) -> _Came:  # fmt: skip
+        until, ids = time.monotonic() + timeout, list[str]()
+        shared: dict[bytes, bytes] = {}  # equal parts are one object
+        for node, message in messages.items():
+            parts = [shared.setdefault(part, part) for part in closed(message)]
+            ids.append(id := secrets.token_hex(16))
+            own[id] = self._waiting[id] = _Asked(node, parts, until, answers)
+        failures: _Came = []
+        for id, why in self._patiently(lambda: self._post(ids)).items():
+            if (asked := own.pop(id, None)) is not None:
+                self._waiting.pop(id, None)
+                failures.append((asked.node, Failure(why, True)))
+        return failures
+
+    def _post(self, ids: Iterable[str]) -> dict[str, str]:
+        """Bring questions to the link, signed for its start, large parts first; why it does not take some."""
+        refused: dict[str, str] = {}
+        uploaded: set[str] = set()
+        batch: list[Letter] = []
+        small: dict[str, bytes] = {}
+
+        def post() -> None:
+            table, _ = self._caller.call("/questions", {"letters": [each.sent for each in batch]}, small.values())
+            self.sent += sum(each.size for each in batch)
+            refused.update(table["refused"])
+            batch.clear()
+            small.clear()
+
+        for id in ids:
+            if (asked := self._waiting.get(id)) is None:
+                continue
+            until = self._caller.now() + asked.until - time.monotonic() + _SPARE
+            run, start = self._caller.process, self._caller.start
+            letter = question(self._secret(), asked.node, run, start, until, asked.parts, id)
+            for part, content in zip(letter.parts, asked.parts, strict=True):
+                if part.size <= SMALL:
+                    small[part.digest] = content
+                elif part.digest not in uploaded:
+                    self._caller.upload(content)
+                    uploaded.add(part.digest)
+            batch.append(letter)
+            if sum(map(len, small.values())) > _TOGETHER:
+                post()
+        post()
+        return refused
+
+    # ---- answers
+
+    def _listen(self) -> None:
+        """Fetch answers as they come, in a thread of its own, which also shows the link that the run is there."""
+        try:
+            while not self._over.is_set():
+                got = [id for id, whole in self._has.items() if whole]
+                known = {"has": [*self._has], "got": got, "start": self._start}
+                call = functools.partial(self._caller.call, "/answers", known, seconds=POLL + 15)
+                table, parts = self._patiently(call)
+                for id in got:
+                    self._has.pop(id, None)
+                self._note_here(table["here"])
+                for given in table["letters"]:
+                    with contextlib.suppress(ValueError):  # a link of fedax has none that cannot be read
+                        self._take(Letter.read(given), parts)
+                if self._caller.start != self._start:  # the link was started anew, and has no question
+                    self._ask_again()
+        except Exception as error:  # it is raised where answers are waited for
+            if not self._over.is_set():
+                self._failed = error
+                for each in [*self._waiting.values()]:
+                    each.answers.put(("", Failure("", True)))
+
+    def _take(self, letter: Letter, parts: dict[str, bytes]) -> None:
+        """Look at an answer that has come; a large one is fetched at the same time as others."""
+        asked, known = self._waiting.get(letter.id), self._keys.look().get(letter.node)
+        self._has[letter.id] = True
+        if asked is None or known is None or letter.node != asked.node or letter.run != self._caller.process:
+            return  # nobody waits for it any more
+        if not is_signed(known.key, ANSWER, letter.text, letter.signature):
+            self._give(letter, Failure("the answer is not signed by the node", False))
+            return
+        if all(part.digest in parts for part in letter.parts):
+            self._open(letter, parts)
+        else:
+            self._has[letter.id] = False
+            self._fetchers.submit(self._open, letter, parts)
+
+    def _open(self, letter: Letter, parts: dict[str, bytes]) -> None:
+        answer: Message | Failure
+        try:
+            contents = self._caller.contents(letter, parts)
+            answer = Failure(letter.failed, True) if letter.failed else opened(contents)
+        except ValueError as error:
+            answer = Failure(str(error), False)
+        except (Away, Refused, NodeError, RuntimeError):  # the link has gone, and the node answers again
+            self._has.pop(letter.id, None)
+            return
+        self.received += letter.size
+        self._give(letter, answer)
+        self._has[letter.id] = True
+
+    def _give(self, letter: Letter, answer: Message | Failure) -> None:
+        if (asked := self._waiting.pop(letter.id, None)) is not None:
+            asked.answers.put((letter.id, answer))
+
+    def _ask_again(self) -> None:
+        self._start = self._caller.start
+        self._has.clear()
+        self._patiently(lambda: self._post([*self._waiting]))
+
+    # ---- the link
+
+    def _note_here(self, here: object) -> None:
+        known = self._keys.look()
+        self._here = time.monotonic(), sorted(each for each in here if each in known) if isinstance(here, list) else []
+
+    def _patiently(self, call: Callable[[], Any]) -> Any:
+        """What a call to the link gives, which may be gone for a while.
+
+        Raises:
+            NodeError: it stays away, or refuses.
+        """
+        until = time.monotonic() + _PATIENCE
+        for pause in pauses():
+            try:
+                return call()
+            except Refused as refused:
+                raise self._refusal(refused) from refused
+            except Away as error:
+                if time.monotonic() >= until:
+                    raise NodeError(
+                        f"the link at {self._caller.address} cannot be reached ({error}); {RESUME}"
+                    ) from error
+            self._over.wait(pause)
+        raise AssertionError
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _refusal(self, refused: Refused) -> NodeError:
+        """The error for people."""
+        match refused.status:
+            case 403:
+                return NodeError(
+                    f"the link at {self._caller.address} refuses the secret; take the file `secret` from its folder"
+                )
+            case 409:
+                return NodeError(f"the link at {self._caller.address} has ended this run: {refused}; {RESUME}")
+        return NodeError(f"the link at {self._caller.address} refused a request (HTTP {refused.status}): {refused}")
+
+
+@contextlib.contextmanager
+def connect(
+    address: str, folder: str | Path, say: Callable[[str], None] = print, run: bool = True
+) -> Iterator[LinkTransport]:
+    """A new run at a link, for as long as the context lasts; it ends with the context, also after an error.
+
+    Args:
+        address: of the link, ``host:port``.
+        folder: of the link, with ``ca.pem``, ``secret`` and the folder ``nodes``.
+        say: is called with lines for people.
+        run: whether a run begins; without one, nodes can be listed and not asked.
+
+    Raises:
+        NodeError: there is no link, it is not the right one, it does not know the key, or another run is under way.
+        ConfigError: the address or a file cannot be used.
+    """
+    require()
+    folder = Path(folder)
+    load_secret(folder)
+    if reason := connection_problem(address, folder / "ca.pem"):
+        raise NodeError(f"the link at {address} cannot be reached ({reason}); start it with `fedax deploy link`")
+    made = LinkTransport(address, folder)
+    try:
+        if run:
+            made.begin(say)
+        yield made
+    finally:
+        made.end()
