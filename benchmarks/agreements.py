@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 import fedax
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.sites.protocol.agreement import Made, cohort_of, digest_of_text
 from fedax.sites.protocol.fleet import Fleet
 from fedax.sites.protocol.messages import Message

@@ -14,7 +14,7 @@ from with_fedax import Fedax
 
 import fedax
 from fedax import programs
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.engine.sweep import on_one_core, worth_lanes
 from fedax.experiments import build
 from fedax.experiments.defaults import comparison

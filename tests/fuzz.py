@@ -944,8 +944,8 @@ def checkpointed(tag: bytes) -> tuple[Any, Callable[[], Any], list[tuple[str, by
 
     import fedax
     from fedax.engine import checkpoint
-    from fedax.engine.job import make_job
     from fedax.engine.loop import State
+    from fedax.engine.make import make_job
     from fedax.engine.memory import ClientMemory
     from fedax.engine.places.device import first_state
 

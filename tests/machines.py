@@ -14,7 +14,7 @@ import pandas
 
 import fedax
 from fedax import data
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from tests.data.test_partitions import PARTITIONS
 
 SEEDS = range(3)

@@ -28,7 +28,8 @@ from fedax.engine.devices import Place
 from fedax.engine.footprint import footprints
 from fedax.engine.history import Run
 from fedax.engine.identity import digest
-from fedax.engine.job import Job, make_job
+from fedax.engine.job import Job
+from fedax.engine.make import make_job
 from fedax.engine.places.device import one_round, prepare
 from fedax.engine.simulate import simulate
 from fedax.engine.sweep import sweep

@@ -12,8 +12,9 @@ import numpy as np
 import fedax
 from fedax.contract.schedule import resolve
 from fedax.engine.drive import drive
-from fedax.engine.job import federation_of, make_job, on_devices, one_type, start
+from fedax.engine.load import federation_of, on_devices, one_type, start
 from fedax.engine.loop import Federation, Hyper, State
+from fedax.engine.make import make_job
 from fedax.engine.places.device import prepare
 from fedax.engine.plan import Plan, make_plan
 from fedax.engine.simulate import Alone, program

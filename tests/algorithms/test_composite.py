@@ -9,7 +9,7 @@ import scipy.optimize
 
 import fedax
 from fedax.engine.evaluate import columns
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 
 from .. import mostly_long
 from .bed import federation, limit

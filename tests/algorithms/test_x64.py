@@ -15,7 +15,7 @@ import pytest
 import fedax
 from fedax.engine import dry_run
 from fedax.engine.dry_run import DryRun
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.wire import averages
 
 from .bed import BED, DATA, LR, QUADRATIC, UNEQUAL, X0, federation

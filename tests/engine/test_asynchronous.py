@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 import fedax
 from fedax.engine import asynchronous
 from fedax.engine import timetable as engine_timetable
-from fedax.engine.job import make_job
 from fedax.engine.loop import draw_steps, stage_key
+from fedax.engine.make import make_job
 from fedax.errors import ConfigError
 
 from .. import in_full, long, mostly_long

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.engine import job
+from fedax.engine import load
 from fedax.engine.places import blocks
 from fedax.errors import ConfigError
 
@@ -70,12 +70,12 @@ def test_blocks_are_let_go(monkeypatch):
 def test_examples_that_have_no_room_stream_by_themselves(monkeypatch):
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(DATA.examples))
     for room, streams in ((2 * size, False), (2 * size - 2, True)):
-        monkeypatch.setattr(job, "device_bytes", lambda room=room: room)
-        assert job.streamed(None, DATA, slice(0, 5), 1) is streams
+        monkeypatch.setattr(load, "device_bytes", lambda room=room: room)
+        assert load.streamed(None, DATA, slice(0, 5), 1) is streams
         for kind, held in (("cpu", True), ("gpu", streams)):  # on a CPU, all copies of the examples are in one memory
             monkeypatch.setattr(jax, "default_backend", lambda kind=kind: kind)
-            assert job.streamed(None, DATA, slice(0, 5), 2) is held
-    assert job.streamed(False, DATA, slice(0, 5), 1) is False
+            assert load.streamed(None, DATA, slice(0, 5), 2) is held
+    assert load.streamed(False, DATA, slice(0, 5), 1) is False
 
 
 def test_bad_settings():

@@ -14,7 +14,7 @@ import safetensors.numpy
 
 import fedax
 from fedax.engine import checkpoint, evaluate
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.errors import CheckpointError, ConfigError, DamagedWarning
 
 from .. import in_full, mostly_long

@@ -9,8 +9,8 @@ import pytest
 import fedax
 from fedax.engine import drive
 from fedax.engine.history import Costs, History, count
-from fedax.engine.job import make_job
 from fedax.engine.loop import Exclusions, Tally
+from fedax.engine.make import make_job
 
 from .problem import DATA, TASK
 

@@ -14,7 +14,7 @@ import pytest
 
 import fedax
 from fedax.engine import identity
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.errors import CheckpointError
 
 from .problem import DATA, SIZES, TASK, P, federation, residual

@@ -8,7 +8,7 @@ import pytest
 
 import fedax
 from fedax.engine.declared import check_kinds, declared, docs_of, takes, value_of
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.engine.options import OF_WIRE, OPTIONS, CommonOptions, Options
 from fedax.experiments import build
 from fedax.experiments.config import codec

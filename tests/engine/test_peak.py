@@ -10,7 +10,7 @@ import pytest
 import fedax
 from fedax.contract.vector import Vector
 from fedax.engine import plan, sweep
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.engine.peak import _peak, gradient_bytes
 from fedax.engine.plan import make_plan
 from fedax.federation.census import Census

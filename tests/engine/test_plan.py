@@ -7,7 +7,7 @@ import pytest
 
 import fedax
 from fedax.engine import plan as plans
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.engine.plan import ExchangeForm, loops, make_plan
 from fedax.federation.census import Census
 from fedax.wire.wire import Wire

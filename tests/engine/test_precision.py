@@ -7,7 +7,7 @@ import pytest
 import fedax
 from fedax import programs
 from fedax.engine.identity import differences
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.errors import CheckpointError, ConfigError, NodeError
 from fedax.sites.protocol.agreement import Made
 from fedax.sites.protocol.fleet import Fleet

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.engine import job
+from fedax.engine import load, make
 from fedax.federation.census import Census
 
 from . import methods
@@ -371,13 +371,13 @@ def test_many_held_out_examples_are_weighed_alike(number):
 @pytest.mark.parametrize("labels, named", [([-1, 1], (-1, 1)), ([0, 1], None), ([-1, 2], None), ([-1, 0], None)])
 def test_labels_of_plus_and_minus_one_keep_their_names(labels, named):
     data = fedax.FederatedData({"x": np.ones((4, 1)), "y": np.array(labels * 2)}, [4])
-    assert job._labels(Census.of(data), data) == named
+    assert make._labels(Census.of(data), data) == named
 
 
 def test_examples_are_copied_and_no_program_is_compiled_for_it(compilations):
     """Aligned as it takes to share them: what the caller writes later would change the run."""
     numbers = np.zeros(116, np.float32)
     numbers = numbers[-numbers.ctypes.data % 64 // 4 :][:100]
-    (there,) = job.on_devices([numbers], None)
+    (there,) = load.on_devices([numbers], None)
     numbers[:] = 1
     assert not np.asarray(there).any() and compilations() == 0

@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 import fedax
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.errors import CheckpointError, ConfigError, DivergedWarning
 
 from .. import in_full, long, mostly_long

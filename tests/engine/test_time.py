@@ -7,7 +7,7 @@ import pytest
 import fedax
 from fedax.engine import loop
 from fedax.engine.history import Costs
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.engine.places import device
 from fedax.engine.timing import RoundTimes
 

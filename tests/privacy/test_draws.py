@@ -15,7 +15,7 @@ import safetensors.numpy
 import scipy.stats
 
 import fedax
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.privacy import banded
 from fedax.sites.protocol import answered
 from fedax.sites.protocol.fleet import Fleet

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 import fedax
 from fedax.contract.indices import independent, shuffled
 from fedax.engine.footprint import footprints
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.errors import ConfigError
 from fedax.theory import (
     accumulation_vector,

@@ -227,7 +227,7 @@ def test_levels_are_lanes_of_one_program():
 
 def test_what_a_server_lacks_is_in_the_errors():
     """SCAFFOLD's server adds changes up: its c is Σ p_i c_i less Σ p_i of what messages lacked."""
-    from fedax.engine.job import make_job
+    from fedax.engine.make import make_job
     from fedax.engine.simulate import program
 
     job = make_job(fedax.create("scaffold", lr=0.02), TASK6, DATA6, rounds=5, work=fedax.Steps(2), compress=EF)

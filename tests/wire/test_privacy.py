@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 import fedax
 from fedax.algorithms import METHODS
 from fedax.contract.compression import ArrayForm, decoded
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.engine.places.host import draw_rounds
 from fedax.engine.private import check as check_private
 from fedax.engine.simulate import program

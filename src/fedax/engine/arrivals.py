@@ -16,7 +16,8 @@ from fedax.contract.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine.asynchronous import timetable_of
 from fedax.engine.declared import takes
-from fedax.engine.job import Job, make_job
+from fedax.engine.job import Job
+from fedax.engine.make import make_job
 from fedax.engine.options import Options
 from fedax.errors import ConfigError, complete
 from fedax.federation.clock import Clock

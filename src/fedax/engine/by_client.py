@@ -9,7 +9,7 @@ import numpy as np
 
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
-from fedax.engine.job import start
+from fedax.engine.load import Shared, start
 from fedax.errors import CodeError, ConfigError, complete
 from fedax.metrics.base import HostMetric, Metric, fitting
 from fedax.programs import compiled
@@ -71,7 +71,7 @@ def evaluate(task: Task, params: Tree, data: FederatedData, params_per_client: T
     if several and any(np.shape(leaf)[:1] != (n,) for leaf in jax.tree.leaves(params_per_client)):
         raise ConfigError("params_per_client", n, f"give leaves [{n}, ...], one model for each client")
     first = jax.tree.map(lambda leaf: leaf[0], params_per_client) if several else params
-    x = start(task.trained, first, 0, {})[1].tree
+    x = start(task.trained, first, 0, Shared())[1].tree
     models = None
     if several:
         models = jax.tree.map(lambda leaf, like: np.asarray(leaf).astype(like.dtype), params_per_client, x)
@@ -111,7 +111,7 @@ def figures(task: Task, params: Tree, data: FederatedData, models: Tree = None) 
 def each_example(task: Task, params: Tree, data: Tree) -> dict[str, np.ndarray]:
     """The loss and the metrics of each example, by name, [n]; ``data``: a pytree, or examples of clients, in turn."""
     examples = data.examples if isinstance(data, FederatedData) else data
-    x = start(task.trained, params, 0, {})[1].tree
+    x = start(task.trained, params, 0, Shared())[1].tree
     n = len(jax.tree.leaves(examples)[0])
     blocks = _blocks(task.trained, x, examples, range(n), _width(task.trained, x, examples))
     return _together(list(blocks)).values

@@ -99,7 +99,7 @@ class Lane:
     def __init__(self, job: Job, times: Times | None = None):
         self.job, self.history = job, History(job.forms, job.sent_once, None if job.ledger is None else job.epsilon)
         self.times = times if job.clock is None or times is not None else RoundTimes(job)
-        self.missed = None if job.late is None else np.zeros(job.plan.num_clients, int)  # how often a deadline was
+        self.missed = None if job.missed is None else np.zeros(job.plan.num_clients, int)  # how often a deadline was
         self.public = public_columns(job)  # of a private run
         self.until = job.until
         if isinstance(job.until, Patience):
@@ -244,7 +244,7 @@ class _RunsInProgress:
 
     def stops(self) -> Iterator[int]:
         """The coming rounds after which to evaluate, as long as a run is active."""
-        for stop in self.lanes[0].job.stops:
+        for stop in self.lanes[0].job.evaluation.stops:
             if stop > self.index and self.active:
                 yield stop
 

@@ -74,10 +74,10 @@ def columns(job: Job) -> list[str]:
         job.plan.task.metrics,
         val=job.has("val"),
         test=job.has("test"),
-        grad_norm=job.grad_norm,
+        grad_norm=job.evaluation.grad_norm,
         objective=resolve(job.hyper.method, 0).penalty(job.x) is not None,
-        density=job.density is not None,
-        per_client=job.by_client,
+        density=job.evaluation.density is not None,
+        per_client=job.evaluation.by_client,
     )
 
 
@@ -85,7 +85,7 @@ def public_columns(job: Job) -> tuple[str, ...] | None:
     """Of a private run the columns with nothing but what its ε covers, and public data; ``None``: it is none."""
     if not is_kept(job.hyper.wire.privacy):
         return None
-    return public(["round", *columns(job), "epsilon"], job.parts, job.census.held)
+    return public(["round", *columns(job), "epsilon"], job.evaluation.parts, job.census.held)
 
 
 def measured(
@@ -98,9 +98,11 @@ def measured(
     they are known; ``held``: of the parts that are at the clients :func:`held_out`, and the labels' sums.
     """
     model, penalty = model_after(job.hyper.method, server, index)
-    asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
-    found = with_objective(of_model(model, job.fed, job.held, job.density, train, **asked), penalty)
-    labels = job.labels
+    asked = {"task": job.plan.task, "grad_norm": job.evaluation.grad_norm, "mesh": job.plan.mesh}
+    found = with_objective(
+        of_model(model, job.fed, job.evaluation.held, job.evaluation.density, train, **asked), penalty
+    )
+    labels = job.evaluation.labels
     for part, there in (held or {}).items():
         found["held"] = found["held"] | {part: there["figures"]}
         labels = labels | {part: there["labels"]}
@@ -153,11 +155,11 @@ def on_host(job: Job, model: Vector) -> dict[str, Unknown]:
     found: dict[str, Unknown] = {}
     task = job.plan.task
     special = [name for name, metric in task.metrics.items() if isinstance(metric, HostMetric)]
-    for part, data in job.parts.items():
+    for part, data in job.evaluation.parts.items():
         if special:
             for name, value in by_client.whole(task, model.tree, data, special).items():
                 found[f"{part}_{name}"] = value
-        if part in job.by_client:
+        if part in job.evaluation.by_client:
             for name, values in by_client.figures(task, model.tree, data).items():
                 found[f"{part}_{name}{PER_CLIENT}"] = values
     return found

@@ -16,8 +16,9 @@ from fedax.engine.declared import takes
 from fedax.engine.drive import Program, drive
 from fedax.engine.evaluate import OneJob, measured, public_columns
 from fedax.engine.history import Run
-from fedax.engine.job import Job, make_job
+from fedax.engine.job import Job
 from fedax.engine.loop import State, Tally
+from fedax.engine.make import make_job
 from fedax.engine.options import Options
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted

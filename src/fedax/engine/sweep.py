@@ -30,8 +30,10 @@ from fedax.engine.devices import Place, in_precision
 from fedax.engine.drive import drive
 from fedax.engine.evaluate import model_after, of_model, on_host, rows, with_objective
 from fedax.engine.history import FAILED, Run
-from fedax.engine.job import Job, make_job, with_seed
+from fedax.engine.job import Job, with_seed
+from fedax.engine.load import Shared
 from fedax.engine.loop import State, Tally
+from fedax.engine.make import make_job
 from fedax.engine.options import CommonOptions
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, fitting, is_small, loops
@@ -442,7 +444,7 @@ def _jobs(
     by_seed: Mapping[int, Mapping[str, Unknown]],
 ) -> list[list[Job]]:
     """The jobs of each point with each seed; an error names the point."""
-    there: dict[Unknown, Tree] = {}
+    there = Shared()
     jobs: list[list[Job]] = []
     for point in points:
         made = make(**point)
@@ -503,8 +505,16 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[Block]
     for i, (job, *_) in enumerate(jobs):
         leaves, structure = jax.tree.flatten(job.hyper)
         form = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in leaves)
-        objects = tuple(map(id, (job.fed, job.held, job.x, job.until)))
-        shared = (objects, job.plan, job.memory, job.stops, job.grad_norm, job.density, job.pacing and job.pacing.shape)
+        objects = tuple(map(id, (job.fed, job.evaluation.held, job.x, job.until)))
+        shared = (
+            objects,
+            job.plan,
+            job.memory,
+            job.evaluation.stops,
+            job.evaluation.grad_norm,
+            job.evaluation.density,
+            job.pacing and job.pacing.shape,
+        )
         groups.setdefault(((structure, form, shared), _paced(job)), []).append(i)
     blocks, extents = [], set()  # points with timetables of one shape have one program, one after the other
     for (form, _), members in groups.items():
@@ -537,10 +547,10 @@ def like(job: Job, other: Job) -> bool:
     """Whether two jobs may be lanes of one program: all that they have is of the same form, and so are their plans."""
 
     def form(each: Job) -> tuple[Unknown, ...]:
-        leaves, structure = jax.tree.flatten((each.fed, each.held))
-        return structure, [(leaf.shape, leaf.dtype) for leaf in leaves], each.plan, each.memory, each.stops
+        leaves, structure = jax.tree.flatten((each.fed, each.evaluation.held))
+        return structure, [(leaf.shape, leaf.dtype) for leaf in leaves], each.plan, each.memory, each.evaluation.stops
 
-    if job.fed is other.fed and job.held is other.held and job.late is None:
+    if job.fed is other.fed and job.evaluation.held is other.evaluation.held and job.missed is None:
         return True
     others: list[Tree]
     another: Unknown
@@ -619,13 +629,15 @@ class Lanes:
         rows = jobs + jobs[-1:] * more["seeds"]
         # The axis of the points has a leaf of its own: points that differ in nothing that is a number have no other.
         self.varying = (np.arange(len(varying)), stacked)
-        everywhere = (eqx.partition(first.hyper, same)[0], first.density)
-        data = (first.fed, first.held)
+        everywhere = (eqx.partition(first.hyper, same)[0], first.evaluation.density)
+        data = (first.fed, first.evaluation.held)
         # Which of the axes the data have: with a split of each seed that of the seeds.
-        one_for_all = all(row[0].fed is first.fed and row[0].held is first.held for row in jobs)
+        one_for_all = all(row[0].fed is first.fed and row[0].evaluation.held is first.evaluation.held for row in jobs)
         self.data_axes = "none" if one_for_all else "seeds"
         if not one_for_all:
-            data = jax.tree.map(lambda *leaves: np.stack(leaves), *((row[0].fed, row[0].held) for row in rows))
+            data = jax.tree.map(
+                lambda *leaves: np.stack(leaves), *((row[0].fed, row[0].evaluation.held) for row in rows)
+            )
         keys = jnp.stack([row[0].key for row in rows])
         # Of private runs what their noise depends on, [seeds, points, 4].
         width = self.points + more["points"]
@@ -687,16 +699,18 @@ class Lanes:
         first = self.jobs[0][0]
         found = _figures(
             models, self.fed, self.held, self.density,
-            task=self.plan.task, grad_norm=first.grad_norm, inner=self.plan.mesh, mesh=self.mesh,
+            task=self.plan.task, grad_norm=first.evaluation.grad_norm, inner=self.plan.mesh, mesh=self.mesh,
             data_axes=self.data_axes,
         )  # fmt: skip
         figures = self._own(with_objective(found, penalties))
         more: list[dict[str, Unknown]] = [{} for _ in range(self.seeds * self.points)]
-        if first.by_client or any(isinstance(metric, HostMetric) for metric in self.plan.task.metrics.values()):
+        if first.evaluation.by_client or any(
+            isinstance(metric, HostMetric) for metric in self.plan.task.metrics.values()
+        ):
             every = self._own(models)
             jobs = [job for row in self.jobs for job in row]
             more = [on_host(job, jax.tree.map(lambda leaf, i=i: leaf[i], every)) for i, job in enumerate(jobs)]
-        return rows(first, figures, [row[0].labels for row in self.jobs for _ in row], more)
+        return rows(first, figures, [row[0].evaluation.labels for row in self.jobs for _ in row], more)
 
     def exclusions(self, state: State) -> list[Tree]:
         every = jax.tree.map(np.asarray, state.exclusions)

@@ -20,7 +20,8 @@ from fedax.contract.algorithm import Algorithm, without_layers
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.engine.clients import oracle_of
-from fedax.engine.job import Job, federation_of, on_devices
+from fedax.engine.job import Job
+from fedax.engine.load import federation_of, on_devices
 from fedax.engine.loop import Clients, Federation, Hyper, draw, draw_one, exchange_key, stage_key, without_method
 from fedax.engine.places.device import first_state
 from fedax.engine.plan import Plan
@@ -44,7 +45,7 @@ class RoundTimes:
 
     Example:
         >>> import fedax
-        >>> from fedax.engine.job import make_job
+        >>> from fedax.engine.make import make_job
         >>> data, clock = fedax.data.quadratics(clients=3, dimension=2), fedax.Clock(step=[1, 2, 3], server=0.5)
         >>> options = {"rounds": 4, "work": fedax.Steps(2), "clock": clock}
         >>> times = RoundTimes(make_job(fedax.create("fedavg"), fedax.tasks.quadratic(2), data, **options))
@@ -101,6 +102,7 @@ class _Stage:
         self._rounds = max(1, min(_ROUNDS, _DRAWN // places))
         participation = Full() if stage == "warmup" else hyper.participation
         self._late = np.zeros(plan.num_clients, bool)
+        self._deadline = 0.0 if job.missed is None else job.missed.seconds
         if isinstance(participation, WithoutLate):
             self._late, participation = participation.late, participation.of
         self._hyper = without_method(hyper._replace(participation=participation))
@@ -144,7 +146,7 @@ class _Stage:
         if self._clock.periods is None:
             slowest = [each.max(axis=1) for each in seconds]
             if self._late.any():
-                slowest.append(np.where(late.any(axis=1), np.maximum(self._job.deadline - sum(slowest), 0), 0.0))
+                slowest.append(np.where(late.any(axis=1), np.maximum(self._deadline - sum(slowest), 0), 0.0))
             lasting = np.stack([*slowest, np.full(len(ids), server)], axis=1)
             return float(np.cumsum([time, *lasting.ravel()])[-1])
         for row, cohort in enumerate(ids):

@@ -23,7 +23,8 @@ import numpy as np
 import fedax
 from fedax.columns import better, describe, show
 from fedax.engine.devices import in_precision
-from fedax.engine.job import make_job, start
+from fedax.engine.load import Shared, start
+from fedax.engine.make import make_job
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
@@ -215,7 +216,7 @@ def _add_table_of_nodes(experiment: Experiment, folder: Path, label: str, seed: 
         record_left_out(folder, "The run has secure sums, so no figures of single clients leave their sites.")
         return
     fleet = experiment.nodes(seed)
-    model = start(whole_task(experiment.task).trained, params, 0, {})[1]
+    model = start(whole_task(experiment.task).trained, params, 0, Shared())[1]
     options = experiment.options | {"work": experiment.work, "participation": experiment.participation, "seed": seed}
     make = functools.partial(make_job, experiment.methods[label], experiment.task, fleet.census, **options)
     figures = fleet.figures(agreed(fleet, experiment.problem(label), seed, make), model)

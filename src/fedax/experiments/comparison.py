@@ -22,7 +22,7 @@ from fedax.contract.settings import plain
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.declared import takes
-from fedax.engine.job import make_job
+from fedax.engine.make import make_job
 from fedax.engine.options import CommonOptions
 from fedax.engine.patience import Patience
 from fedax.engine.saved import Model, load_model

@@ -136,7 +136,7 @@ class Hosted(HostServer):
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         """The figures of an evaluation after ``index`` rounds."""
         job, model = self.job, model_after(self.job.hyper.method, state.server, index)[0]
-        options = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
+        options = {"task": job.plan.task, "grad_norm": job.evaluation.grad_norm, "mesh": job.plan.mesh}
         total: Tree = None
         for piece in self._examples.pieces():
             part = jax.block_until_ready(sums_of(model, piece, **options))

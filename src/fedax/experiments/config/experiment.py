@@ -11,7 +11,8 @@ import jax
 
 import fedax
 from fedax.columns import better, measured_names
-from fedax.engine.job import Job, make_job
+from fedax.engine.job import Job
+from fedax.engine.make import make_job
 from fedax.engine.options import Options
 from fedax.engine.private import is_kept, public
 from fedax.engine.secret import is_drawn

@@ -25,8 +25,10 @@ from fedax.engine.checks import labels_of
 from fedax.engine.dry_run import DryRun, dry_run
 from fedax.engine.evaluate import held_out
 from fedax.engine.identity import versions
-from fedax.engine.job import Job, federation_of, make_job
+from fedax.engine.job import Job
+from fedax.engine.load import federation_of
 from fedax.engine.loop import Clients, Hyper, draw_rounds, draw_steps, placed, round_of, stage_key
+from fedax.engine.make import make_job
 from fedax.errors import ConfigError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full
@@ -331,7 +333,7 @@ def figures_form(job: Job, parts: Iterable[str]) -> dict[str, Tree]:
     found = jax.eval_shape(lambda x, examples: held_out(task, x, examples, None), job.x, examples)
     labels = labels_of(task, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), examples))
     of_part = {"figures": found, "labels": labels}
-    return {"train": [real, job.x.tree] if job.grad_norm else [real]} | dict.fromkeys(parts, of_part)
+    return {"train": [real, job.x.tree] if job.evaluation.grad_norm else [real]} | dict.fromkeys(parts, of_part)
 
 
 def check_figures(job: Job) -> None:

@@ -120,7 +120,7 @@ def _together(task: Task, results: Sequence[tuple[int, Mapping[str, Tree]]]) -> 
 
 def _parts_at_nodes(job: Job) -> list[str]:
     """The parts of the held-out data that are at the nodes, and not here."""
-    return [part for part, number in job.census.held.items() if number and part not in job.held]
+    return [part for part, number in job.census.held.items() if number and part not in job.evaluation.held]
 
 
 class Figures(NamedTuple):

@@ -18,8 +18,9 @@ from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.data.split import split
 from fedax.engine.checks import pooled_of
-from fedax.engine.job import Job, federation_of, on_devices, streamed
+from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
+from fedax.engine.load import federation_of, on_devices, streamed
 from fedax.engine.places.blocks import Examples
 from fedax.engine.places.device import first_states
 from fedax.engine.places.layout import Layout
@@ -175,7 +176,9 @@ class SiteRun(NamedTuple):
         """The columns to which the node contributes."""
         val, test = (part in self.parts for part in PARTS)
         metrics = self.job.plan.task.metrics
-        return measured_names(metrics, val=val, test=test, grad_norm=self.job.grad_norm, objective=False, density=False)
+        return measured_names(
+            metrics, val=val, test=test, grad_norm=self.job.evaluation.grad_norm, objective=False, density=False
+        )
 
 
 def run_of(

@@ -228,7 +228,10 @@ class Site:
 
     def _cost(self, run: SiteRun) -> float:
         """Σ 1/z² of the noise on all answers of a run, if its clients take part in every round."""
-        evaluations, uploads = len({0, *run.job.stops}), run.job.rounds * len(run.forms[1]) + len(run.forms[0])
+        evaluations, uploads = (
+            len({0, *run.job.evaluation.stops}),
+            run.job.rounds * len(run.forms[1]) + len(run.forms[0]),
+        )
         figures, updates = self.policy.noise, self.policy.update_noise
         cost = 0.0 if figures is None else evaluations * len(run.measured) * figures**-2
         return cost + (0.0 if updates is None else uploads * updates**-2)
@@ -494,7 +497,7 @@ class Site:
         early = run.job.plan.stops and received.round <= run.job.rounds  # where a guard ends the run
         if received.stage != EVALUATION or received.exchange:
             raise Refusal(Rule.FORM)
-        if received.round not in (0, *run.job.stops) and not early:
+        if received.round not in (0, *run.job.evaluation.stops) and not early:
             raise Refusal(Rule.FORM)
         if run.job.hyper.wire.secure is None:
             return self._evaluated(run, received)
@@ -546,7 +549,7 @@ class Site:
     def _figures(self, run: SiteRun, model: Vector, weights: Array, parts: Mapping[str, Tree]) -> Tree:
         """The figures of an evaluation."""
         task = run.job.plan.task
-        options = {"task": task, "grad_norm": run.job.grad_norm, "mesh": run.plan.mesh}
+        options = {"task": task, "grad_norm": run.job.evaluation.grad_norm, "mesh": run.plan.mesh}
         train: Tree = None
         for piece in run.examples.pieces(weights):
             part = jax.block_until_ready(_train_sums(model, piece._replace(frozen=run.frozen), **options))

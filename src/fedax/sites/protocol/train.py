@@ -12,7 +12,8 @@ from fedax.contract.types import Unknown
 from fedax.engine.checkpoint import Checkpoints
 from fedax.engine.declared import takes
 from fedax.engine.history import Run
-from fedax.engine.job import Job, make_job
+from fedax.engine.job import Job
+from fedax.engine.make import make_job
 from fedax.engine.options import Options
 from fedax.engine.simulate import conduct
 from fedax.files import write_private

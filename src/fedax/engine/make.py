@@ -1,0 +1,397 @@
+"""A run's job in four steps, each with a result of its own: check, plan, trace, bind."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import numpy as np
+
+from fedax.contract.algorithm import Algorithm
+from fedax.contract.compression import Compressor
+from fedax.contract.types import Array, Unknown
+from fedax.contract.vector import Vector
+from fedax.data.federated import FederatedData
+from fedax.engine import private, processes, secured
+from fedax.engine.checks import (
+    by_client_of,
+    check_aggregator,
+    check_batch_size,
+    check_examples,
+    check_feedback,
+    check_host_metrics,
+    check_parts,
+    check_uploads,
+    evaluation_rounds,
+    labels_of,
+    pooled_of,
+)
+from fedax.engine.deadline import steps_within
+from fedax.engine.declared import takes
+from fedax.engine.devices import Place
+from fedax.engine.dry_run import DryRun, dry_run
+from fedax.engine.identity import FILES, identity
+from fedax.engine.job import Evaluation, Job, Missed, Origin
+from fedax.engine.layers import Forms, inside, known_forms, layered
+from fedax.engine.load import Shared, federation_of, on_devices, one_type, start, streamed
+from fedax.engine.loop import Federation, Hyper
+from fedax.engine.memory import where
+from fedax.engine.options import Options
+from fedax.engine.places.device import first_state
+from fedax.engine.plan import Plan, is_small, make_plan
+from fedax.engine.timetable import Pacing, pacing, participation_of
+from fedax.errors import ConfigError
+from fedax.federation.census import Census
+from fedax.federation.participation import Participation, WithoutLate
+from fedax.federation.work import Deadline, GeometricSteps, Steps, StepsByRound, Work
+from fedax.numbers import check_number
+from fedax.tasks.task import Task
+from fedax.wire.compressed import Compression
+from fedax.wire.privacy import Private
+from fedax.wire.wire import Wire
+
+if TYPE_CHECKING:
+    from fedax.privacy import Ledger
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked(Options):
+    """The arguments of :func:`make_job`.
+
+    Args:
+        algorithm: as of :func:`fedax.simulate`.
+        task: as there.
+        data: as there; or the census of real clients, whose data are at their nodes. Their uploads may get lost, where
+            the method allows that.
+        shared: of several jobs, so that what they have in common is checked and made once.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    data: FederatedData | Census
+    _: dataclasses.KW_ONLY
+    shared: Shared = dataclasses.field(default_factory=Shared)
+
+
+class Checked(NamedTuple):
+    """What is given for a run, checked, with defaults filled in.
+
+    Attributes:
+        asked: with its defaults.
+        algorithm: with a pace, as it is paced.
+        task: what is trained of ``asked.task``.
+        census: of the clients.
+        data: ``None`` where they are at nodes.
+        own: the clients that belong to this process.
+        work, participation, place: as of :func:`fedax.simulate`; with a pace, the participation says who starts.
+        batch_size, min_heard: in their types.
+        up, wire: what becomes of uploads and downloads.
+        deadline, missed: where the work was a deadline by the clock, that, and who misses it; else ``None``.
+    """
+
+    asked: Asked
+    algorithm: Algorithm
+    task: Task
+    census: Census
+    data: FederatedData | None
+    own: slice
+    work: Work
+    participation: Participation
+    place: Place
+    batch_size: int | None
+    min_heard: float
+    up: Compressor | None
+    wire: Wire
+    deadline: Deadline | None = None
+    missed: Missed | None = None
+
+
+class Planned(NamedTuple):
+    """A checked run with what is fixed before anything is traced.
+
+    Attributes:
+        plan: as of :class:`Job`.
+        hyper: as of :class:`Job`, before the run's layers are around the method.
+        key, x: the run's random key, the initial model.
+        stops: the rounds after which to evaluate.
+        lossy: the wire, with uploads that may get lost at real nodes.
+        stream: whether examples come to the device cohort by cohort.
+    """
+
+    plan: Plan
+    hyper: Hyper
+    key: Array
+    x: Vector
+    stops: tuple[int, ...]
+    lossy: Wire
+    stream: bool
+
+
+class Traced(NamedTuple):
+    """A method with the layers of its run, traced; and how many rounds its budget of privacy allows.
+
+    Attributes:
+        method: with all layers.
+        compressed: without noise.
+        forms: of the exchanges, as they are sent.
+        program: gives a digest of what a round is made of.
+        ledger: what the run spends of privacy, or ``None``.
+        rounds, stops: as of :class:`Job`.
+    """
+
+    method: Algorithm
+    compressed: Algorithm
+    forms: Forms
+    program: Callable[[], str]
+    ledger: "Ledger | None"
+    rounds: int
+    stops: tuple[int, ...]
+
+
+@takes(Asked)
+def make_job(asked: Asked) -> Job:
+    """Check what :func:`fedax.simulate` is given, and make a job of it.
+
+    Raises:
+        ConfigError, DataError: as of :func:`fedax.simulate`.
+    """
+    checked = within_deadline(check(asked))
+    planned = plan(checked)
+    return bind(checked, planned, trace(checked, planned))
+
+
+def check(asked: Asked) -> Checked:
+    """Check everything that needs neither a trace nor a device."""
+    given = asked.with_defaults()
+    algorithm, task, data = given.algorithm, given.task, given.data
+    here = data if isinstance(data, FederatedData) else None
+    census: Unknown = data if here is None else Census.of(here)
+    check_parts(algorithm, task, census, given)
+    work, participation, place = given.work, given.participation, given.place
+    assert work is not None and participation is not None and place is not None
+    if given.pace is not None:
+        participation = participation_of(given, algorithm, census, here is not None)
+        algorithm = algorithm.paced(census.weights)
+    compression, own, parts, trained = Compression.of(given.compress), processes.own(census), given.parts, task.trained
+    given.shared.once("checked", lambda: check_examples(trained, census, here, own, parts), *_held_of(given, trained))
+    by_client_of(task.run_metrics.get("per_client"), parts)
+    check_host_metrics(trained, census, parts)
+    batch_size = None if given.batch_size is None else check_batch_size(given.batch_size, census)
+    min_heard = check_number("min_heard", given.min_heard, 0, 1, open_low=True, fixed=True)
+    wire = given.wire(compression)
+    private.check(wire, algorithm, participation, census, given.until, parts)
+    secured.check(wire, algorithm, participation, census)
+    algorithm, up, wire = one_type((algorithm, compression.up, wire))
+    return Checked(
+        given, algorithm, trained, census, here, own, work, participation, place, batch_size, min_heard, up, wire
+    )
+
+
+def _held_of(given: Asked, task: Task) -> tuple[Unknown, ...]:
+    """The objects that held-out examples on a device depend on."""
+    return task, given.data, given.val, given.test
+
+
+def within_deadline(checked: Checked) -> Checked:
+    """With the steps that clients manage within a deadline by the clock, and without clients that manage none.
+
+    How long transfers take follows from the exchanges, which do not depend on the steps: they are traced with others.
+    """
+    asked, work = checked.asked, checked.work
+    if not isinstance(work, Deadline) or work.speed is not None:
+        return checked
+    if asked.clock is None or checked.data is None:
+        raise ConfigError("work.speed", None, "give local steps a second; or, in a simulation, clock=fedax.Clock(...)")
+    first = checked._replace(work=GeometricSteps(1.0))
+    traced = trace(first, plan(first))
+    clock = asked.clock.bind(checked.census, asked.seed)
+    rounds = traced.rounds if asked.pace is None and clock.anew else None
+    time, sizes = float(work.time), checked.census.sizes
+    steps = steps_within(time, clock, traced.forms[1], sizes, checked.batch_size, rounds)
+    late, taken = steps < 1, np.maximum(steps, 1)
+    timed = dataclasses.replace(asked, work=Steps(taken) if rounds is None else StepsByRound(taken))
+    if asked.pace is not None:
+        if late.any():
+            hint = f"client {np.argmax(late)} manages no step, and without rounds nobody can miss one: give more time"
+            raise ConfigError("work.time", work.time, hint)
+        return check(timed)._replace(deadline=work)
+    if late.any():
+        timed = dataclasses.replace(timed, participation=WithoutLate(checked.participation, late))
+    return check(timed)._replace(deadline=work, missed=Missed(late, time))
+
+
+def plan(checked: Checked) -> Planned:
+    """Fix what does not change during a run, and draw its first model."""
+    asked, task, census, here = checked.asked, checked.task, checked.census, checked.data
+    work, participation, place = checked.work, checked.participation, checked.place
+    stops = evaluation_rounds(int(asked.rounds), asked.evaluate_every)
+    key, x = start(task, asked.params, asked.seed, asked.shared)
+    # With a pace clients are late.
+    lost = here is None and asked.pace is None and checked.algorithm.traits().cohorts == "any"
+    lossy = dataclasses.replace(checked.wire, lossy=lost)
+    made = make_plan(census, task, x, work, checked.batch_size, participation, lossy, place)
+    made = dataclasses.replace(made, mesh=None) if here is None else made
+    if asked.pace is not None:
+        missing = "clients that answer when they are done" if checked.algorithm.pace().buffer is None else None
+        made = dataclasses.replace(made, full=False, missing=missing)
+    checked.algorithm.traits().refuse(missing=made.missing, unequal=made.steps is None)
+    check_aggregator(asked.aggregate, checked.algorithm, x)
+    hyper = Hyper(checked.algorithm, work, participation.bind(census.weights), checked.wire)
+    stream = here is not None and streamed(place.stream, here, checked.own, made.devices)
+    return Planned(made, hyper, key, x, stops, lossy, stream)
+
+
+def trace(checked: Checked, planned: Planned) -> Traced:
+    """Trace a round, with each layer that is put around the method, and check what it sends."""
+    asked, census, plan, stops = checked.asked, checked.census, planned.plan, planned.stops
+    hyper, key, x, up = planned.hyper, planned.key, planned.x, checked.up
+    fed = federation_of(census, None, checked.own)._replace(examples=census.examples(2), frozen=checked.task.frozen)
+    wire, participation = hyper.wire, checked.participation
+    # Neither the devices nor how many clients run side by side are part of what a round is. Tracing two at a time shows
+    # what cannot have a batch axis; of large models it would take twice as long.
+    side_by_side = min(2 if is_small(x.tree) else 1, participation.places(census.num_clients))
+    plain = dataclasses.replace(plan, mesh=None, chunk_size=side_by_side)
+
+    def traced(method: Algorithm, wire: Wire) -> DryRun:
+        return dry_run(hyper._replace(method=method, wire=wire), fed, key, x, plain)
+
+    alone = traced(hyper.method, inside(wire))
+    check_uploads(asked.aggregate, hyper.method, alone.forms)
+    rounds, ledger = int(asked.rounds), None
+    if asked.privacy is not None:
+        drawn = private.numbers_of(asked.privacy, alone.forms)
+        ledger = private.ledger(asked.privacy, hyper.method, participation, census.num_clients, drawn)
+        rounds, stops = private.within(asked.privacy, ledger, rounds, stops)
+    if up is not None:
+        check_feedback(asked.aggregate, up)
+    with_numbers = functools.partial(
+        private.known, census=census, participation=participation, plan=plan, rounds=rounds
+    )
+    layers = layered(hyper.method, alone, up, wire, traced, with_numbers)
+    noise = ""
+    if isinstance(layers.method, Private) and layers.method.privacy.bands > 1:
+        noise = f" {layers.method.coefficients.tolist()}"  # another mechanism where it is meant for other rounds
+    forms = known_forms(layers.made.forms, layers.method, wire)
+    forms = secured.forms(wire, layers.compressed, participation, census, forms)
+    return Traced(layers.method, layers.compressed, forms, lambda: layers.made.digest + noise, ledger, rounds, stops)
+
+
+def bind(checked: Checked, planned: Planned, traced: Traced) -> Job:
+    """Put the data where the run needs them, and make the job."""
+    asked, census, here, own = checked.asked, checked.census, checked.data, checked.own
+    plan, x, whole = planned.plan, planned.x, asked.task
+    # At nodes time is measured.
+    clock = None if here is None or asked.clock is None else asked.clock.bind(census, asked.seed)
+    row = jax.eval_shape(first_state, traced.method, x)[1]
+    paced = pacing(asked, planned.hyper.method, row, traced.forms[1][0])
+    memory = "nodes"
+    if here is not None:
+        on_device = not planned.stream and processes.count() == 1
+        memory = where(
+            checked.place.client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=on_device
+        )
+    if paced is not None and here is not None and (memory != "device" or planned.stream):
+        way_out = "asynchronous rounds are simulated, in one process, with client memory and examples on the device"
+        raise ConfigError("pace", asked.pace, way_out)
+    job = Job(
+        hyper=planned.hyper._replace(method=traced.method, wire=planned.lossy),
+        fed=_on_devices(checked, planned),
+        key=planned.key,
+        x=x,
+        data=here if planned.stream else None,
+        census=census,
+        own=own,
+        plan=plan,
+        memory=memory,
+        forms=traced.forms,
+        settings=_settings(checked, planned, traced, paced),
+        rounds=traced.rounds,
+        evaluation=_evaluation(checked, planned, traced),
+        until=asked.until,
+        min_heard=checked.min_heard,
+        seed=asked.seed,
+        form=asked.shared.once("form", whole.form, whole),
+        origin=Origin(whole.entire, census.example, _labels(census, here), census.transform),
+        ledger=traced.ledger,
+        spent=traced.rounds < int(asked.rounds),
+        pacing=paced,
+        clock=clock,
+        missed=checked.missed,
+    )
+    return job if processes.count() == 1 else _of_all_processes(job)
+
+
+def _on_devices(checked: Checked, planned: Planned) -> Federation:
+    """The data and what is frozen of the model; one object for all jobs, for others do not run side by side."""
+    shared, mesh, task = checked.asked.shared, planned.plan.mesh, checked.task
+    there = None if planned.stream else checked.data
+    made = lambda: on_devices(federation_of(checked.census, there, checked.own), mesh)  # noqa: E731
+    fed = shared.once("data", made, checked.asked.data, of=(mesh, planned.stream))
+    frozen = shared.once("frozen", lambda: on_devices(task.frozen, mesh), task, of=mesh)
+    found: Federation = shared.once("federation", lambda: fed._replace(frozen=frozen), fed, frozen)
+    return found
+
+
+def _evaluation(checked: Checked, planned: Planned, traced: Traced) -> Evaluation:
+    """When the model is evaluated, and on what."""
+    asked, task, mesh, metrics = checked.asked, checked.task, planned.plan.mesh, checked.asked.task.run_metrics
+    shared, held_of, density = asked.shared, _held_of(asked, task), metrics.get("density")
+    pooled = {part: pooled_of(each) for part, each in asked.parts.items()}
+    labels = lambda: {part: labels_of(task, examples) for part, examples in pooled.items()}  # noqa: E731
+    return Evaluation(
+        stops=traced.stops,
+        held=shared.once("held", lambda: on_devices(pooled, mesh), *held_of, of=mesh),
+        parts=asked.parts,
+        labels=shared.once("labels", labels, *held_of),
+        by_client=by_client_of(metrics.get("per_client"), asked.parts),
+        grad_norm="grad_norm" in metrics,
+        density=None if density is None else density.threshold,
+    )
+
+
+def _settings(checked: Checked, planned: Planned, traced: Traced, paced: Pacing | None) -> Callable[[], dict[str, str]]:
+    """What makes the run, by name, as text."""
+    asked, census = checked.asked, checked.census
+    named = planned.hyper._replace(method=traced.compressed, participation=checked.participation)
+    given = dataclasses.replace(
+        asked,
+        batch_size=checked.batch_size,
+        clock=None if checked.data is None else asked.clock,
+        pace=None if paced is None else paced.pace,
+    )
+    pooled = {part: pooled_of(each) for part, each in asked.parts.items()}
+
+    def settings() -> dict[str, str]:
+        program, plan = traced.program(), planned.plan
+        found = identity(given, named, asked.task, checked.data, census, pooled, plan, planned.x, program)
+        if paced is not None:
+            found |= paced.settings(census.num_clients, traced.rounds)
+        if checked.deadline is not None:
+            found = {name: text for name, text in found.items() if name not in ("work.table", "work.index")}
+            found |= {"work": "Deadline", "work.time": str(checked.deadline.time)}
+            if isinstance(checked.work, StepsByRound):  # the steps of all rounds are known, and their largest, K
+                found["work.rounds"] = str(traced.rounds)
+        return found
+
+    return functools.cache(settings)
+
+
+def _of_all_processes(job: Job) -> Job:
+    """The job, which has to be the same in all processes; files may be copies of their own."""
+    settings, evaluation = job.settings(), job.evaluation
+    content = {name: text for name, text in settings.items() if name != FILES}
+    about = evaluation.stops, evaluation.grad_norm, evaluation.density, evaluation.by_client
+    processes.same("job", f"{content} {job.rounds} {about}")
+    if FILES in settings:
+        settings[FILES] = processes.text_from_first(settings[FILES])
+    return job
+
+
+def _labels(census: Census, data: FederatedData | None) -> tuple[str | int, ...] | None:
+    """What the classes are called: texts of tables, or −1 and +1; ``None``: numbers from 0 on, or there are none."""
+    if census.transform is not None:
+        named: tuple[str, ...] | None = census.transform.classes
+        return named
+    y = data.examples.get("y") if data is not None and isinstance(data.examples, dict) else None
+    return (-1, 1) if y is not None and y.ndim == 1 and y.size and y.min() == -1 and y.max() == 1 else None
