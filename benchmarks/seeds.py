@@ -14,8 +14,8 @@ from with_fedax import Fedax
 
 import fedax
 from fedax import programs
+from fedax.engine.batch import on_one_core, worth_batching
 from fedax.engine.make import make_job
-from fedax.engine.sweep import on_one_core, worth_lanes
 from fedax.experiments import build
 from fedax.experiments.defaults import comparison
 
@@ -51,7 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.cases:
         methods, task, data, run = problem(name)
-        taken = [worth_lanes(make_job(method, task, data, **run), len(SEEDS)) for method in methods]
+        taken = [worth_batching(make_job(method, task, data, **run), len(SEEDS)) for method in methods]
 
         def one_by_one() -> list[list[fedax.Run]]:
             with tempfile.TemporaryDirectory() as folder:

@@ -47,8 +47,9 @@ from .engine.history import Run
 from .engine.patience import Patience
 from .engine.processes import connect
 from .engine.saved import Model, load_model
+from .engine.search import Range, random_points
 from .engine.simulate import simulate
-from .engine.sweep import Range, Sweep, random_points, sweep
+from .engine.sweep import Sweep, sweep
 from .errors import (
     BadClientWarning,
     CheckpointError,

@@ -21,7 +21,7 @@ TRAFFIC = (  # of the warm-up, and of a round
 
 
 def lane(until=None, **options):
-    return drive.Lane(make_job(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=4, until=until, **options))
+    return drive.RunInProgress(make_job(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=4, until=until, **options))
 
 
 def row(index=2, loss=1.0, left_out=0):

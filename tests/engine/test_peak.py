@@ -9,7 +9,7 @@ import pytest
 
 import fedax
 from fedax.contract.vector import Vector
-from fedax.engine import plan, sweep
+from fedax.engine import batch, plan
 from fedax.engine.make import make_job
 from fedax.engine.peak import _peak, gradient_bytes
 from fedax.engine.plan import make_plan
@@ -107,9 +107,9 @@ def test_runs_side_by_side_share_the_memory(accelerator):
     data = fedax.FederatedData(DATA.examples, DATA.sizes)
     job = make_job(FEDAVG, TASK, data, rounds=1, batch_size=2)
     each = gradient_bytes(job.plan.task, job.x.tree, job.census, 2)
-    wide = sweep._width(job)
+    wide = batch._width(job)
     accelerator(2 * 7 * 5 * each)  # of half of it each run takes that of five clients
-    assert job.plan.chunk_size == 5 and sweep._width(job) == 7 < wide
+    assert job.plan.chunk_size == 5 and batch._width(job) == 7 < wide
 
 
 def test_the_gradient_is_traced_once(accelerator):

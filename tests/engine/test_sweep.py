@@ -19,7 +19,7 @@ from fedax.errors import CheckpointError, ConfigError, DivergedWarning
 from .. import in_full, long, mostly_long
 from .problem import DATA, MEASURED, TASK, UNEQUAL, P, federation, flat
 
-sweep = importlib.import_module("fedax.engine.sweep")
+batch = importlib.import_module("fedax.engine.batch")
 TEST = federation([11], [1.0], seed=5)
 OPTIONS = {"rounds": 4, "work": fedax.Steps(2), "batch_size": 2, "test": TEST.examples, "evaluate_every": 2}
 LRS = [0.01, 0.05]
@@ -146,7 +146,7 @@ def test_seeds_of_one_point_are_spread_over_the_cores():
     swept = check(lambda: fedavg(0.05), {}, seeds=5, **COHORT)
     assert swept.programs == 1 and len(np.unique(swept.scores())) == 5
     for seed, run in zip(swept.seeds, swept.runs[0], strict=True):
-        alone = fedax.simulate(fedavg(0.05), TASK, DATA, seed=seed, **sweep.on_one_core(OPTIONS | COHORT))
+        alone = fedax.simulate(fedavg(0.05), TASK, DATA, seed=seed, **batch.on_one_core(OPTIONS | COHORT))
         if len(jax.local_devices()) > 1:
             assert run.history["train_loss"].tolist() == alone.history["train_loss"].tolist()
 
@@ -160,10 +160,10 @@ def test_when_seeds_go_side_by_side(seeds, cores, spread, worth, monkeypatch):
     mesh = types.SimpleNamespace(size=spread) if spread else None
     job = job._replace(plan=dataclasses.replace(job.plan, mesh=mesh))
     monkeypatch.setattr(jax, "local_devices", lambda: [None] * cores)
-    assert sweep.worth_lanes(job, seeds) is worth
-    assert not sweep.worth_lanes(job._replace(memory="host"), seeds)
-    monkeypatch.setattr(sweep, "is_small", lambda x: False)
-    assert not sweep.worth_lanes(job, seeds)
+    assert batch.worth_batching(job, seeds) is worth
+    assert not batch.worth_batching(job._replace(memory="host"), seeds)
+    monkeypatch.setattr(batch, "is_small", lambda x: False)
+    assert not batch.worth_batching(job, seeds)
 
 
 def test_initial_models_that_differ_by_point():
@@ -388,14 +388,14 @@ def test_what_is_over_is_neither_compiled_nor_run_again(tmp_path, monkeypatch):
     whole, _ = kept(tmp_path)
     names = safetensors.numpy.load_file(max((tmp_path / "batch-0").glob("round-*"))).keys()
     assert len(names) == 12 and all(name.startswith("model.") for name in names)  # 6 runs of two tensors; no state
-    monkeypatch.setattr(sweep, "_advance", lambda *args, **given: pytest.fail("it ran"))
-    monkeypatch.setattr(sweep, "_prepare", lambda *args, **given: pytest.fail("it ran"))
+    monkeypatch.setattr(batch, "_advance", lambda *args, **given: pytest.fail("it ran"))
+    monkeypatch.setattr(batch, "_prepare", lambda *args, **given: pytest.fail("it ran"))
     the_same(whole, kept(tmp_path)[0])
 
 
 def test_another_sweep_is_refused_by_name_before_it_begins(tmp_path, monkeypatch):
     kept(tmp_path)
-    monkeypatch.setattr(sweep, "_prepare", lambda *args, **given: pytest.fail("it ran"))
+    monkeypatch.setattr(batch, "_prepare", lambda *args, **given: pytest.fail("it ran"))
     for options, differs in (
         ({"seeds": 3}, "seed was 0; 1, is 0; 1; 2"),
         ({"grid": LANES | {"lr": [0.05, 1e6, 0.02]}}, "method.lr was 0.05; 1000000.0; 0.01, is 0.05; 1000000.0; 0.02"),
@@ -430,7 +430,7 @@ def test_seeds_with_data_of_their_own_are_lanes_where_these_have_equal_shapes(si
     swept = fedax.sweep(lambda: fedavg(0.05), [{}], task, own[0]["data"], seeds=[*own], by_seed=own, width=8, **options)
     assert swept.programs == programs
     for seed, run in zip(swept.seeds, swept.runs[0], strict=True):
-        alone = fedax.simulate(fedavg(0.05), task, seed=seed, **own[seed], **sweep.on_one_core(options))
+        alone = fedax.simulate(fedavg(0.05), task, seed=seed, **own[seed], **batch.on_one_core(options))
         for column in ("train_loss", "test_loss", "test_auc"):
             assert run.history[column].tolist() == alone.history[column].tolist()
 

@@ -73,7 +73,7 @@ def pytest_generate_tests(metafunc):
 def together(request):
     """Whether the seeds of a method run side by side, set for any machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "worth_lanes", lambda job, seeds: request.param)
+        patch.setattr(runner, "worth_batching", lambda job, seeds: request.param)
         yield request.param
 
 
@@ -403,14 +403,14 @@ def test_seeds_go_on_as_they_were_begun(whole, together, tmp_path, monkeypatch):
     experiment, expected = whole
     folder = new_folder(tmp_path / "run", "small")
     stopped(experiment, folder, ("scaffold", 0, 4))
-    monkeypatch.setattr(runner, "worth_lanes", lambda job, seeds: not together)
+    monkeypatch.setattr(runner, "worth_batching", lambda job, seeds: not together)
     execute(experiment, folder)
     assert rows(folder) == rows(expected)
 
 
 @both_ways
 def test_side_by_side_or_one_by_one_the_figures_are_the_same(whole, together, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "worth_lanes", lambda job, seeds: not together)
+    monkeypatch.setattr(runner, "worth_batching", lambda job, seeds: not together)
     record, other = read(whole[1]), execute(whole[0], new_folder(tmp_path / "other", "small"))
     assert [(run.label, run.seed) for run in record.runs] == [(run.label, run.seed) for run in other.runs]
     for one, two in zip(record.runs, other.runs, strict=True):

@@ -39,7 +39,7 @@ class RecordingTracker:
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["one by one", "side by side"])
 def together(request, monkeypatch):
-    monkeypatch.setattr(runner, "worth_lanes", lambda job, seeds: request.param)
+    monkeypatch.setattr(runner, "worth_batching", lambda job, seeds: request.param)
 
 
 def lines(folder):

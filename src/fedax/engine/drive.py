@@ -77,23 +77,23 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | 
         watch: called with the number of a job and each row of its history.
         keeper: of these jobs.
     """
-    lanes = [Lane(job, program.times(which)) for which, job in enumerate(jobs)]
+    in_progress = [RunInProgress(job, program.times(which)) for which, job in enumerate(jobs)]
     seconds = 0.0
-    if keeper is None or not _restore_finished(lanes, watch, keeper):
-        runs = _RunsInProgress(program, lanes, watch, keeper)
+    if keeper is None or not _restore_finished(in_progress, watch, keeper):
+        runs = _BatchInProgress(program, in_progress, watch, keeper)
         with in_precision(jobs[0].plan.precision):
             seconds = runs.begin() / len(jobs)
             for stop in runs.stops():
                 runs.advance(stop)
                 runs.record()
                 runs.save()
-    for lane in lanes:
-        if (warning := lane.conclude()) is not None:
+    for one in in_progress:
+        if (warning := one.conclude()) is not None:
             warnings.warn(*warning, stacklevel=caller_level())
-    return [lane.run(seconds) for lane in lanes]
+    return [one.run(seconds) for one in in_progress]
 
 
-class Lane:
+class RunInProgress:
     """One run: its history, and how it ended."""
 
     def __init__(self, job: Job, times: Times | None = None):
@@ -202,15 +202,15 @@ class CallLength:
         self._pace = seconds / rounds
 
 
-class _RunsInProgress:
+class _BatchInProgress:
     """Runs in progress: their common state after ``index`` rounds, and which of them are still active."""
 
-    def __init__(self, program: Program, lanes: list[Lane], watch: Watch, keeper: Keeper | None):
-        self.program, self.lanes, self.watch, self.keeper = program, lanes, watch, keeper
+    def __init__(self, program: Program, in_progress: list[RunInProgress], watch: Watch, keeper: Keeper | None):
+        self.program, self.in_progress, self.watch, self.keeper = program, in_progress, watch, keeper
         self.state: State = State((), ())
         self.index = 0
-        self.active = list(range(len(lanes)))
-        self.length = CallLength(lanes[0].job.rounds_a_call)
+        self.active = list(range(len(in_progress)))
+        self.length = CallLength(in_progress[0].job.rounds_a_call)
 
     def begin(self) -> float:
         """Compile, and make the first rows or restore the checkpoint; returns the seconds that this took."""
@@ -220,8 +220,8 @@ class _RunsInProgress:
         self.state, _ = self.program.advance(state, 0, 0)
         jax.block_until_ready(self.state)
         self._count(tally, 1, warmup=True)
-        for lane in self.lanes:
-            lane.clocked(0, 0)
+        for one in self.in_progress:
+            one.clocked(0, 0)
         if self.keeper is None or (snapshot := self.keeper.find(self.state)) is None:
             self.record()
         else:
@@ -233,18 +233,18 @@ class _RunsInProgress:
 
     def _restore(self, snapshot: Snapshot) -> None:
         self.state, self.index = snapshot.state, snapshot.done
-        _restore_lanes(self.lanes, snapshot.runs, self.watch)
-        for i, (lane, saved) in enumerate(zip(self.lanes, snapshot.runs, strict=True)):
-            if lane.missed is not None and isinstance(lane.times, RoundTimes):
-                lane.missed = lane.times.missed(0, self.index)
-            if lane.over:
+        _restore_runs(self.in_progress, snapshot.runs, self.watch)
+        for i, (one, saved) in enumerate(zip(self.in_progress, snapshot.runs, strict=True)):
+            if one.missed is not None and isinstance(one.times, RoundTimes):
+                one.missed = one.times.missed(0, self.index)
+            if one.over:
                 self._end(i, saved.model)
-        if self.index == self.lanes[0].job.rounds:  # the run was to be longer, and was not evaluated here
+        if self.index == self.in_progress[0].job.rounds:  # the run was to be longer, and was not evaluated here
             self.record()
 
     def stops(self) -> Iterator[int]:
         """The coming rounds after which to evaluate, as long as a run is active."""
-        for stop in self.lanes[0].job.evaluation.stops:
+        for stop in self.in_progress[0].job.evaluation.stops:
             if stop > self.index and self.active:
                 yield stop
 
@@ -260,10 +260,10 @@ class _RunsInProgress:
             seconds = time.perf_counter() - began
             self.length.took(seconds, rounds)
             for i in self.active:
-                self.lanes[i].clocked(self.index, self.index + rounds)
+                self.in_progress[i].clocked(self.index, self.index + rounds)
             self.index += rounds
-            for lane in self.lanes:
-                lane.history.costs.seconds += seconds / len(self.lanes)
+            for one in self.in_progress:
+                one.history.costs.seconds += seconds / len(self.in_progress)
             if self.index < stop:
                 self.record(self._failed())
                 if self.active:
@@ -271,7 +271,7 @@ class _RunsInProgress:
 
     def _failed(self) -> list[int]:
         """The runs that end here, before the next evaluation, as a client's upload was left out."""
-        if not self.lanes[0].job.plan.stops:
+        if not self.in_progress[0].job.plan.stops:
             return []
         excluded = self.program.exclusions(self.state)
         return [i for i in self.active if np.any(excluded[i].left_out)]
@@ -284,24 +284,24 @@ class _RunsInProgress:
         excluded, figures = self.program.exclusions(self.state), self.program.measure(self.state, self.index)
         self._count_traffic()
         for i in which:
-            if self.lanes[i].public is not None:
+            if self.in_progress[i].public is not None:
                 figures[i] = private.limited_losses(figures[i], self._model(i))
-            missed = self.lanes[i].with_missed(excluded[i])
-            row = self.lanes[i].history.add(self.index, figures[i], missed, self.program.pace(self.index, i))
+            missed = self.in_progress[i].with_missed(excluded[i])
+            row = self.in_progress[i].history.add(self.index, figures[i], missed, self.program.pace(self.index, i))
             if self.keeper is not None:
                 self.keeper.compare(i, row, functools.partial(self._model, i))
             self.watch(i, dict(row))
-            if self.lanes[i].judge(row):
+            if self.in_progress[i].judge(row):
                 self._end(i)
 
     def _count(self, tally: Tally, rounds: int, warmup: bool = False) -> None:
-        count([lane.history for lane in self.lanes], tally, rounds, warmup)
+        count([one.history for one in self.in_progress], tally, rounds, warmup)
         self._count_traffic()
 
     def _count_traffic(self) -> None:
         traffic = self.program.traffic()
-        for lane in self.lanes:
-            lane.history.costs.add_traffic(traffic)
+        for one in self.in_progress:
+            one.history.costs.add_traffic(traffic)
 
     def _model(self, i: int) -> Tree:
         return self.program.outcome(self.state, self.index, i)[1]
@@ -309,35 +309,35 @@ class _RunsInProgress:
     def _end(self, i: int, model: Tree = None) -> None:
         self.active.remove(i)
         result = self.program.outcome(self.state, self.index, i) if model is None else (None, model)
-        self.lanes[i].result = result
+        self.in_progress[i].result = result
 
     def save(self) -> None:
         """Make a checkpoint, if one is due or all are done."""
         if self.keeper is not None and (not self.active or self.keeper.due(self.index)):
-            models = [None if lane.result is None else lane.result[1] for lane in self.lanes]
+            models = [None if one.result is None else one.result[1] for one in self.in_progress]
             runs = [
-                SavedRun(lane.history.rows, lane.history.costs.row(), lane.status, model)
-                for lane, model in zip(self.lanes, models, strict=True)
+                SavedRun(one.history.rows, one.history.costs.row(), one.status, model)
+                for one, model in zip(self.in_progress, models, strict=True)
             ]
             self.keeper.save(Snapshot(self.state, self.index, runs))
 
 
-def _restore_finished(lanes: list[Lane], watch: Watch, keeper: Keeper) -> bool:
+def _restore_finished(in_progress: list[RunInProgress], watch: Watch, keeper: Keeper) -> bool:
     """Restore runs that were all over when their checkpoint was made; returns whether that is so."""
     if (runs := keeper.find_over()) is None:
         return False
-    _restore_lanes(lanes, runs, watch)
-    for lane, saved in zip(lanes, runs, strict=True):
-        lane.result = (None, saved.model)
+    _restore_runs(in_progress, runs, watch)
+    for one, saved in zip(in_progress, runs, strict=True):
+        one.result = (None, saved.model)
     return True
 
 
-def _restore_lanes(lanes: list[Lane], runs: list[SavedRun], watch: Watch) -> None:
+def _restore_runs(in_progress: list[RunInProgress], runs: list[SavedRun], watch: Watch) -> None:
     """Restore runs from a checkpoint; their rows are passed to ``watch`` again, in the order in which they came."""
-    for lane, saved in zip(lanes, runs, strict=True):
-        lane.restore(saved)
+    for one, saved in zip(in_progress, runs, strict=True):
+        one.restore(saved)
     for i, row in sorted(
         ((i, row) for i, saved in enumerate(runs) for row in saved.rows), key=lambda at: at[1]["round"]
     ):
         watch(i, dict(row))
-        _ = (until := lanes[i].until) is not None and until(dict(row))  # early stopping may count evaluations
+        _ = (until := in_progress[i].until) is not None and until(dict(row))  # early stopping may count evaluations

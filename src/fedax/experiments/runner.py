@@ -19,14 +19,16 @@ import numpy as np
 
 import fedax
 from fedax.engine import processes, secret, signals
+from fedax.engine.batch import on_one_core, worth_batching
 from fedax.engine.checkpoint import discard, present
 from fedax.engine.devices import device_bytes
 from fedax.engine.evaluate import columns
 from fedax.engine.history import save_run
 from fedax.engine.identity import differences, same_versions
+from fedax.engine.load import Shared
 from fedax.engine.private import outlook
 from fedax.engine.saved import read_model, renamed
-from fedax.engine.sweep import discard_sweep, on_one_core, was_begun, worth_lanes
+from fedax.engine.sweep import discard_sweep, was_begun
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
 from fedax.experiments import classes, clients, cluster, examples, own, summary, toml, tracked
 from fedax.experiments.config.experiment import (
@@ -482,7 +484,7 @@ class Checked(NamedTuple):
 
 def check_methods(experiment: Experiment) -> Checked:
     """Check that each method can run with these options, before any of them runs; call it in every process."""
-    run, shared = experiment.config["run"], dict[Any, Any]()
+    run, shared = experiment.config["run"], Shared()
     checked = Checked({}, {}, {}, {})
     alike = experiment.fleet is None and bool(run["split_seeds"]) and same_shapes(experiment)
     for label in experiment.methods:
@@ -492,7 +494,7 @@ def check_methods(experiment: Experiment) -> Checked:
             f"code {place}": digest for place, digest in experiment.problem(label).get("code", {}).items()
         }
         side_by_side = experiment.fleet is None and (alike or not run["split_seeds"])
-        checked.together[label] = side_by_side and worth_lanes(job, len(run["seeds"]))
+        checked.together[label] = side_by_side and worth_batching(job, len(run["seeds"]))
         checked.columns[label] = columns(job)
         if (dp := experiment.options.get("privacy")) is not None and job.ledger is not None:
             checked.private[label] = outlook(dp, job.ledger, run["rounds"])

@@ -20,6 +20,7 @@ import fedax
 from fedax.columns import better
 from fedax.engine import secret
 from fedax.engine.history import save_run
+from fedax.engine.load import Shared
 from fedax.engine.options import OPTIONS, CommonOptions
 from fedax.engine.saved import renamed
 from fedax.engine.sweep import blocks, discard_sweep
@@ -251,7 +252,7 @@ def _sweep(
     """Run one method at all its points: with all seeds at once, or one by one if each has its own split."""
     label = method["label"]
     experiments, points = tuning.experiments[label], tuning.points[label]
-    shared = dict[Any, Any]()
+    shared = Shared()
     last_rounds = [_budget_end(experiment, label, shared) for experiment in experiments]
 
     def on_row(lane: dict[str, Any], seed: int, row: dict[str, Any]) -> None:
@@ -419,7 +420,7 @@ def _show_rows(label: str, folder: Path, watch: Watch | None) -> None:
         watch(label, point, seed, row)
 
 
-def _budget_end(experiment: Experiment, label: str, shared: dict[Any, Any]) -> int | None:
+def _budget_end(experiment: Experiment, label: str, shared: Shared) -> int | None:
     """The round after which the privacy budget ends a point's runs; ``None``: it does not."""
     dp = experiment.options.get("privacy")
     if dp is None or dp.epsilon is None:

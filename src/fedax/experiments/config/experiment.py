@@ -12,6 +12,7 @@ import jax
 import fedax
 from fedax.columns import better, measured_names
 from fedax.engine.job import Job
+from fedax.engine.load import Shared
 from fedax.engine.make import make_job
 from fedax.engine.options import Options
 from fedax.engine.private import is_kept, public
@@ -197,7 +198,7 @@ def build(config: Mapping[str, Any], fleet: Fleet | None = None, allow_code: boo
     return build_all([config], fleet, allow_code)[0]
 
 
-def job_of(experiment: Experiment, label: str, shared: dict[Any, Any]) -> Job:
+def job_of(experiment: Experiment, label: str, shared: Shared) -> Job:
     """The checked job of a method; ``shared``: a cache for several jobs, as in ``make_job``."""
     parts: dict[str, Any] = {"work": experiment.work, "participation": experiment.participation}
     parts |= {"val": experiment.val, "test": experiment.test, "shared": shared} | experiment.options
@@ -210,7 +211,7 @@ def within_deadline(experiment: Experiment, label: str) -> tuple[fedax.Work, fed
     work = experiment.work
     if not isinstance(work, fedax.Deadline) or work.speed is not None:
         return work, experiment.participation
-    hyper = job_of(experiment, label, {}).hyper
+    hyper = job_of(experiment, label, Shared()).hyper
     return hyper.work, hyper.participation
 
 
