@@ -7,12 +7,13 @@ import time
 
 import numpy as np
 
+from fedax.experiments import runner
 from fedax.experiments.cluster import Crew, Job, Outcome, crew, deliver, engine, jobs
 
 BYTES = 100_000  # that come back, as of a run with a small model
 
 
-def nothing(job: Job) -> Outcome:
+def nothing(job: Job, perform: object = None) -> Outcome:
     """A job that does nothing, and has results all the same."""
     files = {"metrics.jsonl": b"\0" * BYTES, "config.toml": b"", "about.json": b"", "summary.json": b""}
     return Outcome(job.key, "", files, jobs._digest(job.key, files))
@@ -34,7 +35,7 @@ def measure(number: int, address: str | None) -> tuple[float, float, float]:
         at = address or cluster.scheduler_address
         with distributed.Client(at, set_as_default=False) as client:
             client.run(nothing, made[0])  # workers import fedax before the clock runs
-        with engine(f"dask:{at}")() as executor, Crew(executor) as hands:
+        with engine(f"dask:{at}")() as executor, Crew(executor, runner.perform) as hands:
             began, spent = time.perf_counter(), time.process_time()
             for job in made:
                 hands.give(job)

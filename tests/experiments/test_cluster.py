@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import fedax
 from fedax.cli import app
 from fedax.errors import ConfigError, ProcessError
-from fedax.experiments import plan, read, tune
+from fedax.experiments import plan, read, runner, tune
 from fedax.experiments.cluster import Crew, Job, Outcome, crew, engines, jobs
 from fedax.experiments.study import carry_out, read_study
 from tests import long
@@ -66,7 +66,7 @@ class Wild(Executor):
             end()
 
 
-def done(job, files=None):
+def done(job, perform=None, files=None):
     files = {"a.txt": b"a"} if files is None else files
     return Outcome(job.key, "node", files, jobs._digest(job.key, files))
 
@@ -74,7 +74,7 @@ def done(job, files=None):
 def of_one(executor, monkeypatch, work=done):
     """The outcome of one job that does nothing."""
     monkeypatch.setattr(crew, "work", work)
-    with Crew(executor) as hands:
+    with Crew(executor, runner.perform) as hands:
         hands.give(Job("nothing", b"x"))
         return hands.wait(20)[1]
 
@@ -99,8 +99,8 @@ def test_a_job_whose_worker_is_gone_runs_again(monkeypatch):
     [
         lambda outcome: Outcome(outcome.key, "node", {"a.txt": b"b"}, outcome.digest),
         lambda outcome: done(Job("another", b"y")),
-        lambda outcome: done(outcome, {"../a.txt": b"a"}),
-        lambda outcome: done(outcome, {"/tmp/a.txt": b"a"}),
+        lambda outcome: done(outcome, files={"../a.txt": b"a"}),
+        lambda outcome: done(outcome, files={"/tmp/a.txt": b"a"}),
         lambda outcome: None,
     ],
 )
@@ -115,21 +115,24 @@ def test_an_executor_that_takes_no_job_and_what_is_none(monkeypatch):
     with pytest.raises(ConfigError, match=r"'ThreadPoolExecutor': .*\(RuntimeError"):
         of_one(pool, monkeypatch)
     with pytest.raises(ConfigError, match=r"executor = 4: .*futures\.Executor"):
-        Crew(4)
+        Crew(4, runner.perform)
 
 
 def test_a_worker_with_other_data_or_versions_is_refused(monkeypatch):
     config = SWEEP | {"methods": SWEEP["methods"][:1]}
     other = Job("x", (config,), data="0" * 16)
     monkeypatch.setenv("FEDAX_DATA", "/nowhere")
-    assert jobs.work(other).refused.startswith("its data set digits is another one (")
-    assert jobs.work(other).refused.endswith("FEDAX_DATA is /nowhere there: copy this side's")
+    assert jobs.work(other, runner.perform).refused.startswith("its data set digits is another one (")
+    assert jobs.work(other, runner.perform).refused.endswith("FEDAX_DATA is /nowhere there: copy this side's")
     mnist = Job("x", (config | {"data": {"name": "mnist", "clients": 3}},), data="0" * 16)
-    assert "(mnist: nothing of it in /nowhere" in jobs.work(mnist).refused
+    assert "(mnist: nothing of it in /nowhere" in jobs.work(mnist, runner.perform).refused
     old = Job("x", (config,), versions={"fedax": "0.0.1"})
     here = f"other versions, and rows would not be the same: fedax {fedax.__version__} there and 0.0.1 here"
-    assert here in jobs.work(old).refused
-    with Crew(ThreadPoolExecutor(1)) as hands, pytest.raises(ConfigError, match=r"worker = '.*': its data set digits"):
+    assert here in jobs.work(old, runner.perform).refused
+    with (
+        Crew(ThreadPoolExecutor(1), runner.perform) as hands,
+        pytest.raises(ConfigError, match=r"worker = '.*': its data set digits"),
+    ):
         hands.give(other)
         hands.wait(20)
 
@@ -207,7 +210,7 @@ class Log:
 
 def failing(name):
     """What performs a job, with a defect that one job meets."""
-    perform = jobs._perform
+    perform = runner.perform
 
     def fails(job, folder, code):
         if job.name == name:
@@ -218,14 +221,14 @@ def failing(name):
 
 
 def test_a_job_that_fails_stops_no_other_and_is_named(tmp_path, monkeypatch):
-    perform = jobs._perform
-    monkeypatch.setattr(jobs, "_perform", failing("fedavg, seed 1"))
+    perform = runner.perform
+    monkeypatch.setattr(runner, "perform", failing("fedavg, seed 1"))
     with pytest.raises(ConfigError, match=r"1 of 4 failed': .*seed 1: ValueError: a defect \(.*traceback-"):
         quadratics(executor=Wild(), out=tmp_path / "run")
     assert {(row["label"], row["seed"]) for row in rows(tmp_path / "run")} == {
         ("fedavg", 0), ("fednova", 0), ("fednova", 1),
     }  # fmt: skip
-    monkeypatch.setattr(jobs, "_perform", perform)
+    monkeypatch.setattr(runner, "perform", perform)
     again = Wild()
     quadratics(executor=again, out=tmp_path / "run")
     assert again.calls == ["fedavg, seed 1"] and len(rows(tmp_path / "run")) == 16
@@ -290,11 +293,11 @@ def test_a_study_by_an_executor(tmp_path, monkeypatch):
     (tmp_path / "small.toml").write_text(RECIPE)
     (tmp_path / "study.toml").write_text(STUDY)
     study = lambda: read_study(tmp_path / "study.toml")  # noqa: E731
-    perform = jobs._perform
-    monkeypatch.setattr(jobs, "_perform", failing("one: fednova, seed 3"))
+    perform = runner.perform
+    monkeypatch.setattr(runner, "perform", failing("one: fednova, seed 3"))
     with pytest.raises(ConfigError, match=r"study = 'mine': .*seed 3: ValueError: a defect \(.*log\.txt\)"):
         carry_out(study(), tmp_path / "out", executor=Wild())
-    monkeypatch.setattr(jobs, "_perform", perform)
+    monkeypatch.setattr(runner, "perform", perform)
     assert not carry_out(study(), tmp_path / "out", hours=0.0, executor=Wild())
     again, said = Wild(), []
     assert carry_out(study(), tmp_path / "out", executor=again, watch=said.append)

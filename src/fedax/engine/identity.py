@@ -48,10 +48,9 @@ def identity(
     options: Options,
     hyper: Tree,
     task: Task,
-    data: Tree,
     census: Census,
-    held: Mapping[str, Tree],
-    plan: Unknown,
+    examples: Mapping[str, Tree],
+    precision: str | None,
     x: Vector,
     round_program: str,
 ) -> dict[str, str]:
@@ -60,10 +59,10 @@ def identity(
     Args:
         options: of the run, with the clock and the pace that it has.
         hyper: method, work, participation and wire.
-        task, data: as of :func:`fedax.simulate`; ``data`` are ``None`` where they are elsewhere.
+        task: as of :func:`fedax.simulate`.
         census: of the clients.
-        held: "val" and "test" -> held-out examples, where there are some.
-        plan: what is fixed before compilation.
+        examples: "data", "val" and "test" -> examples, of those that are here.
+        precision: of products, as of :class:`fedax.Place`.
         x: the initial model.
         round_program: :func:`digest` of a round.
     """
@@ -86,13 +85,12 @@ def identity(
         names = ", ".join(jax.tree_util.keystr(at) for at, _ in frozen)
         texts["frozen"] = f"{names} {'of task.init' if drawn else _hashed(*(leaf for _, leaf in frozen))}"
     texts |= {f"client {name}": text for name, text in zip(census.names, census.digests, strict=False)}
-    trees = {"data": None if data is None else data.examples, **held}
-    texts |= contents(trees)
-    leaves = (leaf for tree in trees.values() for leaf in jax.tree.leaves(tree))
+    texts |= contents(examples)
+    leaves = (leaf for tree in examples.values() for leaf in jax.tree.leaves(tree))
     files = [file for file in map(_file_stamp, leaves) if file is not None]
     texts |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
     texts |= settings_of(hyper)
-    with in_precision(plan.precision):
+    with in_precision(precision):
         programs = _task_programs(task.trained, x.tree, census.examples(2))
     return texts | programs | {f"{_PROGRAM}a round": round_program}
 

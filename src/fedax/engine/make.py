@@ -360,11 +360,13 @@ def _settings(checked: Checked, planned: Planned, traced: Traced, paced: Pacing 
         clock=None if checked.data is None else asked.clock,
         pace=None if paced is None else paced.pace,
     )
-    pooled = {part: pooled_of(each) for part, each in asked.parts.items()}
+    pooled = {
+        part: pooled_of(each) for part, each in ({"data": checked.data} | asked.parts).items() if each is not None
+    }
 
     def settings() -> dict[str, str]:
-        program, plan = traced.program(), planned.plan
-        found = identity(given, named, asked.task, checked.data, census, pooled, plan, planned.x, program)
+        about = planned.plan.precision, planned.x, traced.program()
+        found = identity(given, named, asked.task, census, pooled, *about)
         if paced is not None:
             found |= paced.settings(census.num_clients, traced.rounds)
         if checked.deadline is not None:

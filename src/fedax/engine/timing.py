@@ -206,6 +206,9 @@ def _cohorts(
     return found
 
 
+_Given = tuple[Algorithm, Federation, Array]  # the method, the data, the run's key
+
+
 class _Counts:
     """The gradients of clients of a method in which a traced condition decides about them, such as the round's number.
 
@@ -219,7 +222,7 @@ class _Counts:
         self._values = (job.census.examples(1), *jax.eval_shape(first_state, method, job.x))
         index, ids = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.int32)
         count = functools.partial(_count, plan=self._plan, stage=stage)
-        program = jax.make_jaxpr(count)(self._values, *self._given, index, ids, ids)
+        program = jax.make_jaxpr(count)(self._values, self._given, index, ids, ids)
         if needed(program) & {*program.invars[: len(jax.tree.leaves(self._values))]}:
             way_out = f"whether {method.traits().name or type(method).__name__} asks for a gradient depends on values"
             raise ConfigError("clock", job.hyper.method, f"{way_out}, which a clock cannot know; leave it out")
@@ -227,16 +230,16 @@ class _Counts:
     def of(self, indices: np.ndarray, ids: np.ndarray, steps: np.ndarray) -> list[np.ndarray]:
         """For each exchange, [rounds, S] minibatch gradients."""
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self._values)
-        found = _counted(zeros, *self._given, indices, ids, steps, plan=self._plan, stage=self._stage)
+        found = _counted(zeros, self._given, indices, ids, steps, plan=self._plan, stage=self._stage)
         return list(map(np.asarray, found))
 
 
 def _count(
-    values: Tree, method: Algorithm, fed: Federation, key: Array, index: Array, id_: Array, steps: Array, *,
-    plan: Plan, stage: str,
-) -> list[Array]:  # fmt: skip
+    values: Tree, given: _Given, index: Array, id_: Array, steps: Array, *, plan: Plan, stage: str
+) -> list[Array]:
     """The minibatch gradients of one client in each exchange; ``values``: examples, and first states."""
     examples, server, memory = values
+    method, fed, key = given
     fed, method, key = fed._replace(examples=examples), resolve(method, index), stage_key(key, index, stage)
     one, start = jnp.ones(()), jnp.int32(0)
     client = Clients(id_, one, one, steps, jnp.bool_(True), start, fed.sizes[id_])
@@ -250,11 +253,10 @@ def _count(
 
 @compiled(static=["plan", "stage"])
 def _counted(
-    values: Tree, method: Algorithm, fed: Federation, key: Array, indices: Array, ids: Array, steps: Array, *,
-    plan: Plan, stage: str,
-) -> list[Array]:  # fmt: skip
+    values: Tree, given: _Given, indices: Array, ids: Array, steps: Array, *, plan: Plan, stage: str
+) -> list[Array]:
     """:func:`_count` of some rounds, [rounds, S]."""
-    count = functools.partial(_count, values, method, fed, key, plan=plan, stage=stage)
+    count = functools.partial(_count, values, given, plan=plan, stage=stage)
     found: list[Array] = jax.vmap(jax.vmap(count, in_axes=(None, 0, 0)))(indices, ids, steps)
     return found
 

@@ -33,6 +33,7 @@ from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataErro
 from fedax.experiments import classes, clients, cluster, examples, own, summary, toml, tracked
 from fedax.experiments.config.experiment import (
     Experiment,
+    build,
     count_parameters,
     job_of,
     measured_by_client,
@@ -79,7 +80,7 @@ from fedax.tracking import Tracker
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
 MadeOf = dict[str, dict[str, str]]
 
-_LANES = 32  # the most runs over nodes that share messages
+_TOGETHER = 32  # the most runs over nodes that share messages
 _MESSAGE = 1 << 25  # the most bytes of their models together; larger messages are limited by bandwidth, not by latency
 _SHARE = 16  # the splits of all seeds are kept side by side if they take at most 1/16 of the device's memory
 _DRAWS = 50  # rounds for which local work is drawn, to show its spread
@@ -128,93 +129,199 @@ def execute(
         ConfigError: with an executor, jobs that failed, after all others; or a worker with other data or versions.
     """
     config, writes = experiment.config, jax.process_index() == 0
-    by_client = measured_by_client(experiment)
     if processes.count() > 1 and config["run"].get("baselines"):
         raise ConfigError("run.baselines", config["run"]["baselines"], "they run in one process; leave them out")
     checked = check_methods(experiment) if checked is None else checked
     runs = [(label, seed) for label in experiment.methods for seed in config["run"]["seeds"]]
     if config["run"]["split_seeds"] and not any(checked.together.values()):
         runs.sort(key=lambda run: config["run"]["seeds"].index(run[1]))  # one split after the other in memory
-    finished: set[tuple[str, int]] = set()
-    about = None
-    if writes:
-        refuse_links(folder)
-        remove_unfinished(folder)
-        if (about := begun(folder)) is None:
-            begin(folder, config, [experiment], checked.made_of, checked.private)
-        else:
-            own.check_same(folder, about.get("code", {}), experiment.code.values())
-            check_key(folder, experiment)
-            _check_same_problem(folder, about, checked.made_of)
-            finished = _finished_runs(folder, experiment, runs, best=kept.get("best") is not None)
-    agreed = processes.from_first(np.array([run in finished for run in runs]))
-    finished = {run for run, done in zip(runs, agreed, strict=True) if done}
+    finished = _begin_or_go_on(experiment, folder, checked, runs, kept.get("best") is not None) if writes else None
+    agreed = processes.from_first(np.array([run in (finished or ()) for run in runs]))
+    done = {run for run, over in zip(runs, agreed, strict=True) if over}
     together = checked.together if executor is None else dict.fromkeys(checked.together, False)
-    batches = _batches(folder, runs, finished, together)
-    finished -= {run for batch in batches for run in batch}
-    if about is not None:
-        keep_rows(folder, finished)
-    names = {method["label"]: method["name"] for method in config["methods"]}
-    compiled: dict[str, float] = dict.fromkeys(names, 0.0)
-    data: dict[int, Any] = {}  # seed -> its split, of runs under way
+    batches = _batches(folder, runs, done, together)
+    done -= {run for batch in batches for run in batch}
+    if finished is not None:
+        keep_rows(folder, done)
     logs = tracked.Logs((track or experiment.track) if writes else None, config, folder, experiment.public)
-    _report_begun(watch, [run for run in runs if run in finished])
-
-    def run_batch(batch: Sequence[tuple[str, int]], transport: Transport | None) -> None:
-        label = batch[0][0]
-        last_round = checked.private[label]["rounds"] if label in checked.private else None
-        last_round = None if last_round == config["run"]["rounds"] else last_round
-
-        def on_row(seed: int, row: dict[str, Any], label: str = label, last_round: int | None = last_round) -> None:
-            if writes:
-                append_metrics(folder, label, names[label], seed, row, most=last_round)
-            logs.row(label, seed, row)
-            if watch is not None:
-                watch(label, seed, row)
-
-        seeds = [seed for _, seed in batch]
-        splits = {seed: data[seed] if seed in data else experiment.split(seed) for seed in seeds}
-        if transport is None:
-            data.clear()  # one split after the other in memory
-        data.update(splits)
-        _report_begun(watch, batch)
-        checkpoints = _checkpoints(folder, batch)
-        if experiment.keeps_noise:
-            secret.derive(folder, checkpoints, slug(label))
-        with logs.of(batch) as end:
-            trained = _train(experiment, label, splits, on_row, checkpoints, kept, transport, folder)
-            end([run.status for run in trained])
-        compiled[label] += sum(run.compile_seconds for run in trained)
-        if writes:
-            for (_, seed), run in zip(batch, trained, strict=True):
-                path, best = (model_path(folder, label, seed, best) for best in (False, True))
-                _, val, test = data[seed]
-                if run.best is not None:
-                    found = classes.decided(experiment, run.best.params, val, test)
-                    save_run(run, best, True, said(folder, best), classes.threshold_of(found))
-                found = classes.decided(experiment, run.params, val, test, run.counts)
-                classes.write(experiment, folder, label, seed, found)
-                save_run(run, path, of=said(folder, path), threshold=classes.threshold_of(found))
-                if by_client and clients.finite_model(run.params):
-                    clients.add_table(experiment, folder, label, seed, run.params, data[seed][2], run.arrivals)
-                examples.add(experiment, folder, label, seed, run.params)
-            discard_sweep(checkpoints) if len(batch) > 1 else discard(checkpoints)
-
+    running = _Execution(experiment, folder, checked, watch, logs, kept)
+    running.report_begun([run for run in runs if run in done])
     if executor is not None:
-        _run_elsewhere(experiment, batches, folder, executor, logs, watch, compiled, kept.get("best"))
-    elif experiment.fleet is None:
-        for batch in batches:
-            run_batch(batch, None)
+        running.elsewhere(batches, executor)
+    elif experiment.fleet is not None:
+        running.at_nodes(batches)
     else:
-        _run_at_nodes(experiment, batches, run_batch)
-    for label, seed in sorted(finished) if writes else ():
+        for batch in batches:
+            running.here(batch)
+    if not writes:
+        return None
+    for label, seed in sorted(done):
         examples.mend(experiment, folder, label, seed)
         classes.mend(experiment, folder, label, seed)
-        if by_client:
+        if measured_by_client(experiment):
             clients.mend(experiment, folder, label, seed)
-    if writes and by_client and config["run"].get("baselines"):
+    if measured_by_client(experiment) and config["run"].get("baselines"):
         clients.add_baselines(experiment, folder)
-    return finish(folder, compiled, drawn) if writes else None
+    return finish(folder, running.compiled, drawn)
+
+
+def _begin_or_go_on(
+    experiment: Experiment, folder: Path, checked: "Checked", runs: Sequence[tuple[str, int]], best: bool
+) -> set[tuple[str, int]] | None:
+    """Begin a run folder, and return ``None``; or the finished runs of one that was begun, of the same problem."""
+    refuse_links(folder)
+    remove_unfinished(folder)
+    if (about := begun(folder)) is None:
+        begin(folder, experiment.config, [experiment], checked.made_of, checked.private)
+        return None
+    own.check_same(folder, about.get("code", {}), experiment.code.values())
+    check_key(folder, experiment)
+    _check_same_problem(folder, about, checked.made_of)
+    return _finished_runs(folder, experiment, runs, best)
+
+
+class _Execution:
+    """Runs of an experiment, which write its folder while they go on.
+
+    Attributes:
+        compiled: label -> seconds of compilation.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        checked: "Checked",
+        watch: Watch | None,
+        logs: tracked.Logs,
+        kept: Mapping[str, Any],
+    ):
+        self.experiment, self.folder, self.checked, self.watch = experiment, folder, checked, watch
+        self.logs, self.kept = logs, kept
+        self.writes = jax.process_index() == 0
+        self.names = {method["label"]: method["name"] for method in experiment.config["methods"]}
+        self.compiled = dict.fromkeys(self.names, 0.0)
+        self._data: dict[int, Any] = {}  # seed -> its split, of runs under way
+
+    def report_begun(self, runs: Sequence[tuple[str, int]]) -> None:
+        """Tell the watcher of runs that begin."""
+        for label, seed in runs:
+            if self.watch is not None:
+                self.watch(label, seed, None)
+
+    def here(self, batch: Sequence[tuple[str, int]], transport: Transport | None = None) -> None:
+        """Run a method with one seed, or with several side by side; with a transport, over nodes."""
+        label, seeds = batch[0][0], [seed for _, seed in batch]
+        splits = {seed: self._data[seed] if seed in self._data else self.experiment.split(seed) for seed in seeds}
+        if transport is None:
+            self._data.clear()  # one split after the other in memory
+        self._data.update(splits)
+        self.report_begun(batch)
+        checkpoints = _checkpoints(self.folder, batch)
+        if self.experiment.keeps_noise:
+            secret.derive(self.folder, checkpoints, slug(label))
+        on_row = functools.partial(self._row, label)
+        with self.logs.of(batch) as end:
+            about = splits, on_row, checkpoints, self.kept
+            if transport is None:
+                trained = _simulated(self.experiment, label, *about)
+            else:
+                trained = [_trained(self.experiment, label, *about, transport, self.folder)]
+            end([run.status for run in trained])
+        self.compiled[label] += sum(run.compile_seconds for run in trained)
+        if self.writes:
+            for seed, run in zip(seeds, trained, strict=True):
+                self._store(label, seed, run)
+            discard_sweep(checkpoints) if len(batch) > 1 else discard(checkpoints)
+
+    def _row(self, label: str, seed: int, row: dict[str, Any]) -> None:
+        """Write a row, and pass it on."""
+        rounds = self.experiment.config["run"]["rounds"]
+        last_round = self.checked.private[label]["rounds"] if label in self.checked.private else rounds
+        if self.writes:
+            most = None if last_round == rounds else last_round
+            append_metrics(self.folder, label, self.names[label], seed, row, most=most)
+        self.logs.row(label, seed, row)
+        if self.watch is not None:
+            self.watch(label, seed, row)
+
+    def _store(self, label: str, seed: int, run: fedax.Run) -> None:
+        """Write what a run leaves: its models, its examples, and the figures of classes and clients."""
+        experiment, folder = self.experiment, self.folder
+        path, best = (model_path(folder, label, seed, best) for best in (False, True))
+        _, val, test = self._data[seed]
+        if run.best is not None:
+            found = classes.decided(experiment, run.best.params, val, test)
+            save_run(run, best, True, said(folder, best), classes.threshold_of(found))
+        found = classes.decided(experiment, run.params, val, test, run.counts)
+        classes.write(experiment, folder, label, seed, found)
+        save_run(run, path, of=said(folder, path), threshold=classes.threshold_of(found))
+        if measured_by_client(experiment) and clients.finite_model(run.params):
+            clients.add_table(experiment, folder, label, seed, run.params, test, run.arrivals)
+        examples.add(experiment, folder, label, seed, run.params)
+
+    def at_nodes(self, batches: Sequence[Sequence[tuple[str, int]]]) -> None:
+        """Run batches over nodes, several side by side in the same messages; the smaller the model, the more."""
+        fleet = self.experiment.fleet
+        assert fleet is not None
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.experiment.task.entire.form()))
+        together = max(1, min(_TOGETHER, _MESSAGE // max(size, 1)))
+        if self.experiment.options.get("pace") is not None:  # time is measured
+            together = 1
+        for at in range(0, len(batches), together):
+            calls = [functools.partial(self.here, batch) for batch in batches[at : at + together]]
+            with _report_shows():
+                side_by_side(fleet.transport, calls)
+
+    def elsewhere(self, batches: Sequence[Sequence[tuple[str, int]]], executor: Executor) -> None:
+        """Run each run as a job of an executor; what comes back is kept at once, in the order of the runs at the end.
+
+        Seeds that were begun side by side in this process begin anew, each in a job of its own.
+        """
+        experiment, folder = self.experiment, self.folder
+        jobs = _jobs_elsewhere(experiment, batches, self.kept.get("best"))
+        failures = cluster.Failures()
+        with cluster.Crew(executor, perform) as crew:
+            for job, _, _ in jobs.values():
+                crew.give(job)
+            while crew.under_way:
+                arrived = crew.wait()
+                assert arrived is not None
+                job, label, seed = jobs[arrived[1].key]
+                if arrived[1].error:
+                    failures.found[job.name] = cluster.reason(arrived[1], folder)
+                else:
+                    self._arrived(label, seed, arrived[1].files)
+        for batch in batches:
+            if len(batch) > 1 and not failures.found:
+                discard_sweep(_checkpoints(folder, batch))
+        seeds = experiment.config["run"]["seeds"]
+        order_rows(folder, [(label, seed) for label in experiment.methods for seed in seeds])
+        failures.raise_any(len(jobs))
+
+    def _arrived(self, label: str, seed: int, files: Mapping[str, bytes]) -> None:
+        """Keep what a job has left."""
+        self.report_begun([(label, seed)])
+        append_lines(self.folder, files["metrics.jsonl"])
+        with self.logs.of([(label, seed)]) as end:
+            for line in files["metrics.jsonl"].splitlines():
+                parsed = unsealed(json.loads(line))
+                row = {name: math.nan if value is None else value for name, value in parsed.items()}
+                for name in ("label", "method", "seed", "status"):
+                    del row[name]
+                self.logs.row(label, seed, row)
+                if self.watch is not None:
+                    self.watch(label, seed, row)
+            summary = json.loads(files["summary.json"])["methods"][0]
+            end([summary["seeds"][str(seed)]["status"]])
+        self.compiled[label] += summary["compile_seconds"]
+        for place in ("clients", "examples", "classes", "models"):  # a model says that its run is over
+            for name, content in files.items():
+                if name.startswith(f"{place}/"):
+                    (self.folder / place).mkdir(exist_ok=True)
+                    mine = said(self.folder, self.folder / name)
+                    write_atomic(self.folder / name, renamed(content, mine) if place != "clients" else content)
+        discard(_checkpoints(self.folder, [(label, seed)]))
 
 
 def run_folder(
@@ -275,83 +382,15 @@ def draw_stopped(folder: Path) -> Path | None:
     return None
 
 
-def _run_at_nodes(
-    experiment: Experiment,
-    batches: Sequence[Sequence[tuple[str, int]]],
-    run_batch: Callable[[Sequence[tuple[str, int]], Transport | None], None],
-) -> None:
-    """Run batches over nodes, several side by side in the same messages; the smaller the model, the more of them."""
-    fleet = experiment.fleet
-    assert fleet is not None
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.task.entire.form()))
-    side_by_side_count = max(1, min(_LANES, _MESSAGE // max(size, 1)))
-    if experiment.options.get("pace") is not None:  # time is measured
-        side_by_side_count = 1
-    for at in range(0, len(batches), side_by_side_count):
-        calls = [
-            lambda transport, batch=batch: run_batch(batch, transport)
-            for batch in batches[at : at + side_by_side_count]
-        ]
-        with warnings.catch_warnings():
-            for category in (DivergedWarning, BadClientWarning):  # the report shows these
-                warnings.simplefilter("ignore", category)
-            side_by_side(fleet.transport, calls)
-
-
-def _run_elsewhere(
-    experiment: Experiment,
-    batches: Sequence[Sequence[tuple[str, int]]],
-    folder: Path,
-    executor: Executor,
-    logs: tracked.Logs,
-    watch: Watch | None,
-    compiled: dict[str, float],
-    best: str | None,
-) -> None:
-    """Run each run as a job of an executor; what comes back is kept at once, and in the order of the runs in the end.
-
-    Seeds that were begun side by side in this process begin anew, each in a job of its own.
-    """
-    jobs = _jobs_elsewhere(experiment, batches, best)
-    failures = cluster.Failures()
-    with cluster.Crew(executor) as crew:
-        for job, _, _ in jobs.values():
-            crew.give(job)
-        while crew.under_way:
-            arrived = crew.wait()
-            assert arrived is not None
-            outcome = arrived[1]
-            job, label, seed = jobs[outcome.key]
-            if outcome.error:
-                failures.found[job.name] = cluster.reason(outcome, folder)
-                continue
-            _report_begun(watch, [(label, seed)])
-            rows = outcome.files["metrics.jsonl"]
-            append_lines(folder, rows)
-            with logs.of([(label, seed)]) as end:
-                for line in rows.splitlines():
-                    parsed = unsealed(json.loads(line))
-                    row = {name: math.nan if value is None else value for name, value in parsed.items()}
-                    for name in ("label", "method", "seed", "status"):
-                        del row[name]
-                    logs.row(label, seed, row)
-                    if watch is not None:
-                        watch(label, seed, row)
-                summary = json.loads(outcome.files["summary.json"])["methods"][0]
-                end([summary["seeds"][str(seed)]["status"]])
-            compiled[label] += summary["compile_seconds"]
-            for place in ("clients", "examples", "classes", "models"):  # a model says that its run is over
-                for name, content in outcome.files.items():
-                    if name.startswith(f"{place}/"):
-                        (folder / place).mkdir(exist_ok=True)
-                        mine = said(folder, folder / name)
-                        write_atomic(folder / name, renamed(content, mine) if place != "clients" else content)
-            discard(_checkpoints(folder, [(label, seed)]))
-    for batch in batches:
-        if len(batch) > 1 and not failures.found:
-            discard_sweep(_checkpoints(folder, batch))
-    order_rows(folder, [(label, seed) for label in experiment.methods for seed in experiment.config["run"]["seeds"]])
-    failures.raise_any(len(jobs))
+def perform(job: cluster.Job, folder: Path, code: Sequence[str]) -> None:
+    """Do the job of a run, at a worker: a :data:`fedax.experiments.cluster.jobs.Perform`."""
+    kept: dict[str, Any] = {} if job.best is None else {"best": job.best}
+    if isinstance(job.problem, bytes):
+        assert job.run is not None
+        experiment = alone(cluster.unpacked(job.problem), *job.run)
+    else:
+        experiment = build(job.problem[0], allow_code=own.here(code))
+    execute(experiment, folder, drawn=False, **kept)
 
 
 def alone(experiment: Experiment, label: str, seed: int) -> Experiment:
@@ -382,12 +421,6 @@ def _jobs_elsewhere(
                 job = cluster.Job(name, content, run=(label, seed), best=best)
             jobs[job.key] = job, label, seed
     return jobs
-
-
-def _report_begun(watch: Watch | None, runs: Sequence[tuple[str, int]]) -> None:
-    for label, seed in runs:
-        if watch is not None:
-            watch(label, seed, None)
 
 
 def _batches(
@@ -427,43 +460,63 @@ def _checkpoints(folder: Path, batch: Sequence[tuple[str, int]]) -> Path:
     return folder / "checkpoints" / f"{slug(label)}-{f'seed{seed}' if len(batch) == 1 else 'seeds'}"
 
 
-def _train(
+def _options(experiment: Experiment, data: Mapping[int, tuple[Any, Any, Any]], **more: Any) -> dict[str, Any]:
+    """The options of a run, with the training, validation and test data of the first seed."""
+    first = dict(zip(("data", "val", "test"), next(iter(data.values())), strict=True))
+    return {"work": experiment.work, "participation": experiment.participation, **first, **more} | experiment.options
+
+
+def _trained(
     experiment: Experiment,
     label: str,
     data: Mapping[int, tuple[Any, Any, Any]],
     on_row: Callable[[int, dict[str, Any]], None],
     checkpoint: Path,
     kept: Mapping[str, Any],
-    transport: Transport | None,
+    transport: Transport,
     folder: Path,
+) -> fedax.Run:
+    """Train a method with one seed over nodes; ``data``: the seed -> training, validation, test data."""
+    (seed,) = data
+    options = _options(experiment, data, checkpoint=checkpoint, best=kept.get("best"))
+    del options["data"]
+    options["callback"] = functools.partial(on_row, seed)
+    options["arrivals"] = folder / ARRIVALS / f"{slug(label)}-seed{seed}.csv"
+    nodes = experiment.nodes(seed).by(transport)
+    return train(experiment.methods[label], experiment.task, nodes, experiment.problem(label), seed=seed, **options)
+
+
+def _simulated(
+    experiment: Experiment,
+    label: str,
+    data: Mapping[int, tuple[Any, Any, Any]],
+    on_row: Callable[[int, dict[str, Any]], None],
+    checkpoint: Path,
+    kept: Mapping[str, Any],
 ) -> list[fedax.Run]:
-    """Train a method with one seed, or with several side by side; ``data``: seed -> training, validation, test data."""
-    seeds = list(data)
-    first = dict(zip(("data", "val", "test"), data[seeds[0]], strict=True))
-    options = {"work": experiment.work, "participation": experiment.participation, **first}
-    options |= {"checkpoint": fedax.Checkpoints(checkpoint, **kept)} | experiment.options
-    method, task = experiment.methods[label], experiment.task
-    if transport is not None:
-        nodes = experiment.nodes(seeds[0]).by(transport)
-        del options["checkpoint"], options["data"]
-        options |= {"checkpoint": checkpoint, "best": kept.get("best"), "callback": functools.partial(on_row, seeds[0])}
-        options["arrivals"] = folder / ARRIVALS / f"{slug(label)}-seed{seeds[0]}.csv"
-        return [train(method, task, nodes, experiment.problem(label), seed=seeds[0], **options)]
-    with warnings.catch_warnings(), show_progress(False):  # the progress of all runs is shown instead
-        for category in (DivergedWarning, BadClientWarning):  # the report shows these
+    """Train a method with one seed, or with several side by side; ``data``: as of :func:`_trained`, of each."""
+    options = _options(experiment, data, checkpoint=fedax.Checkpoints(checkpoint, **kept))
+    method, task, seeds = experiment.methods[label], experiment.task, list(data)
+    with _report_shows(), show_progress(False):  # the progress of all runs is shown instead
+        if len(seeds) == 1:
+            callback = functools.partial(on_row, seeds[0])
+            return [fedax.simulate(method, task, seed=seeds[0], callback=callback, **options)]
+        watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
+        options["place"] = on_one_core(options.get("place"))
+        by_seed = {}
+        if experiment.config["run"]["split_seeds"]:
+            by_seed = {seed: dict(zip(("data", "val", "test"), parts, strict=True)) for seed, parts in data.items()}
+        swept = fedax.sweep(lambda: method, [{}], task, seeds=seeds, by_seed=by_seed, callback=watch, **options)
+        return swept.runs[0]
+
+
+@contextlib.contextmanager
+def _report_shows() -> Iterator[None]:
+    """Without the warnings of runs that end badly, which the report shows."""
+    with warnings.catch_warnings():
+        for category in (DivergedWarning, BadClientWarning):
             warnings.simplefilter("ignore", category)
-        if len(seeds) > 1:
-            watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
-            options["place"] = on_one_core(options.get("place"))
-            data_by_seed = {}
-            if experiment.config["run"]["split_seeds"]:
-                data_by_seed = {seed: dict(zip(first, parts, strict=True)) for seed, parts in data.items()}
-            swept = fedax.sweep(
-                lambda: method, [{}], task, seeds=seeds, by_seed=data_by_seed, callback=watch, **options
-            )
-            return swept.runs[0]
-        callback = functools.partial(on_row, seeds[0])
-        return [fedax.simulate(method, task, seed=seeds[0], callback=callback, **options)]
+        yield
 
 
 class Checked(NamedTuple):

@@ -11,7 +11,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from fedax.engine.options import OPTIONS, CommonOptions
 from fedax.engine.saved import renamed
 from fedax.engine.sweep import blocks, discard_sweep
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
-from fedax.experiments import cluster, own, sweeps, toml
+from fedax.experiments import cluster, own, runner, sweeps, toml
 from fedax.experiments.config.codec import call, hyperparameters_of
 from fedax.experiments.config.edit import put
 from fedax.experiments.config.experiment import Experiment, build_all, columns, job_of
@@ -335,6 +335,16 @@ def _delivered(folder: Path) -> Path:
     return folder / "checkpoints" / "jobs"
 
 
+def perform(job: cluster.Job, folder: Path, code: Sequence[str]) -> None:
+    """Do the job of a sweep, or of a run, at a worker: a :data:`fedax.experiments.cluster.jobs.Perform`."""
+    if isinstance(job.problem, bytes) or not (job.points or "sweep" in job.problem[0]):
+        runner.perform(job, folder, code)
+    elif job.points:
+        try_points(build_all(job.problem, allow_code=own.here(code)), list(job.points), folder)
+    else:
+        tune(plan(job.problem[0], allow_code=own.here(code)), folder, drawn=False)
+
+
 class _Part(NamedTuple):
     """A job of a sweep: a method at some points, by their numbers, with some seeds."""
 
@@ -353,7 +363,7 @@ def _tune_elsewhere(
     left = {part.job.key: part for part in parts if not cluster.delivered(done / part.job.key)}
     failures, number = cluster.Failures(), len(left)
     try:
-        with cluster.Crew(executor) as crew:
+        with cluster.Crew(executor, perform) as crew:
             for part in left.values():
                 crew.give(part.job)
             while crew.under_way:

@@ -184,7 +184,7 @@ class Hosted(HostServer):
                 clients = clients._replace(present=clients.present & (block.positions == request.at)).alone(row)
             rows = self._to_devices(self._rows.take(block))
             part, block.result, tally = _contribute(
-                self.inputs(request), fed, rows, clients, row, conclude_with=conclude_with, **self.static(request)
+                self.inputs(request), fed, rows, (clients, row), conclude_with, **self.static(request)
             )
             self._rows.running(block, tally)
             total = part if total is None else jax.tree.map(jnp.add, total, part)
@@ -347,15 +347,16 @@ _conclude = compiled(static=["stage", "number", "plan"])(_concluded)
 
 @compiled(static=["stage", "number", "plan"])
 def _contribute(
-    inputs: ExchangeInputs, fed: Federation, memory: Tree, clients: Clients, row: Array, *,
-    conclude_with: tuple[Round, Array] | None, stage: str, number: int, plan: Plan,
+    inputs: ExchangeInputs, fed: Federation, memory: Tree, who: tuple[Clients, Array],
+    conclude_with: tuple[Round, Array] | None, *, stage: str, number: int, plan: Plan,
 ) -> tuple[Tree, ClientResult, Tally]:  # fmt: skip
     """The sum of a block's uploads, the results of its clients, and the tally.
 
-    ``row``: that of ``memory``, if ``clients`` is one client that works alone. ``conclude_with``: if the block is the
-    whole cohort, what the server knows of the round, and who counts so far; then the server's new state is returned in
-    the place of the sum.
+    ``who``: the clients; and the row of ``memory``, if that is one client that works alone. ``conclude_with``: if the
+    block is the whole cohort, what the server knows of the round, and who counts so far; then the server's new state is
+    returned in the place of the sum.
     """
+    clients, row = who
     _, shared = _exchange(inputs, stage, number)
     shared, make = shared._replace(fed=fed), functools.partial(client_program, stage, number, plan, None)
     if row is not None:

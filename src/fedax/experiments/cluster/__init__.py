@@ -6,8 +6,9 @@ name; :class:`Crew` hands jobs to it and takes what comes back; :func:`work` doe
 
 from fedax.experiments.cluster.crew import Crew, Failures, reason
 from fedax.experiments.cluster.engines import Processes, engine
-from fedax.experiments.cluster.jobs import Job, Outcome, deliver, delivered, packed, work
+from fedax.experiments.cluster.jobs import Job, Outcome, deliver, delivered, packed, unpacked, work
 
 __all__ = [
-    "Crew", "Failures", "Job", "Outcome", "Processes", "deliver", "delivered", "engine", "packed", "reason", "work",
+    "Crew", "Failures", "Job", "Outcome", "Processes", "deliver", "delivered", "engine", "packed", "reason", "unpacked",
+    "work",
 ]  # fmt: skip

@@ -1,12 +1,13 @@
 """The submitting side: hands jobs to an executor, and takes what comes back, in the order of arrival."""
 
+import functools
 import pathlib
 import queue
 import time
 from concurrent.futures import Executor, Future
 
 from fedax.errors import ConfigError, FedaxError, one_line
-from fedax.experiments.cluster.jobs import Job, Outcome, sound, work
+from fedax.experiments.cluster.jobs import Job, Outcome, Perform, sound, work
 from fedax.experiments.runs import TRACEBACK
 from fedax.files import write_atomic
 
@@ -24,13 +25,14 @@ class Crew:
 
     Args:
         executor: of ``concurrent.futures``, or of another library with ``submit``.
+        perform: does a job, at a worker.
     """
 
-    def __init__(self, executor: Executor):
+    def __init__(self, executor: Executor, perform: Perform):
         if not isinstance(executor, Executor):
             way_out = "give a concurrent.futures.Executor, such as ProcessPoolExecutor(), or client.get_executor()"
             raise ConfigError("executor", executor, way_out)
-        self.executor = executor
+        self.executor, self.perform = executor, perform
         self.under_way: dict[str, tuple[Job, Future[Outcome]]] = {}
         self._ended: queue.SimpleQueue[tuple[Job, Future[Outcome]]] = queue.SimpleQueue()
         self._attempts: dict[str, int] = {}
@@ -50,7 +52,7 @@ class Crew:
         """
         self._attempts[job.key] = self._attempts.get(job.key, 0) + 1
         try:
-            future = self.executor.submit(work, job)
+            future = self.executor.submit(functools.partial(work, perform=self.perform), job)
         except FedaxError:
             raise
         except Exception as error:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,8 +200,12 @@ def delivered(folder: Path) -> bool:
 # ---- at the worker
 
 
-def work(job: Job) -> Outcome:
-    """Do a job, wherever this is; jobs of one process take turns.
+Perform = Callable[[Job, Path, Sequence[str]], None]
+"""Does a job in a run folder; the texts name the user's files that may run. It has to be importable by its name."""
+
+
+def work(job: Job, perform: Perform) -> Outcome:
+    """Do a job by a function, wherever this is; jobs of one process take turns.
 
     It has one core, if JAX has not started yet in this process: so its figures are the same on every machine, bit for
     bit, as far as JAX computes alike there.
@@ -217,7 +221,7 @@ def work(job: Job) -> Outcome:
             if refused := _refused(job):
                 return Outcome(job.key, host, digest=_digest(job.key, {}), refused=refused)
             with _folder_of(job) as folder:
-                _perform(job, folder, [*_copied(job.sources, folder.parent)])
+                perform(job, folder, [*_copied(job.sources, folder.parent)])
                 names = [] if job.place else [path for path in sorted(folder.rglob("*")) if path.is_file()]
                 files = {
                     relative.as_posix(): path.read_bytes()
@@ -308,25 +312,8 @@ def _copied(sources: Sequence[own.Source], place: Path) -> Sequence[str]:
     return [source.name if source.module else str(place / "code" / source.name) for source in sources]
 
 
-def _perform(job: Job, folder: Path, code: Sequence[str]) -> None:
-    from fedax.experiments import runner, tuning
-    from fedax.experiments.config.experiment import build, build_all
-
-    kept: Table = {} if job.best is None else {"best": job.best}
-    allowed = own.here(code)
-    if isinstance(job.problem, bytes):
-        assert job.run is not None
-        runner.execute(runner.alone(_unpacked(job.problem), *job.run), folder, drawn=False, **kept)
-    elif job.points:
-        tuning.try_points(build_all(job.problem, allow_code=allowed), list(job.points), folder)
-    elif "sweep" in job.problem[0]:
-        tuning.tune(tuning.plan(job.problem[0], allow_code=allowed), folder, drawn=False)
-    else:
-        runner.execute(build(job.problem[0], allow_code=allowed), folder, drawn=False, **kept)
-
-
 @functools.lru_cache(1)
-def _unpacked(content: bytes) -> Any:
+def unpacked(content: bytes) -> Any:
     """The experiment that jobs of one comparison share, so that JAX compiles each method once."""
     return pickle.loads(content)
 

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 
 from fedax._start import share_gpu
 from fedax.errors import ConfigError
-from fedax.experiments import cluster, toml
+from fedax.experiments import cluster, toml, tuning
 from fedax.experiments.runs import Path, locked
 from fedax.experiments.study.parts import Study, StudyJob
 from fedax.experiments.study.results import in_order, keep, results_of
@@ -68,7 +68,7 @@ def _carry_out(study: Study, folder: Path, executor: Executor, deadline: float, 
     given: dict[str, StudyJob] = {}  # key of the job that travels -> job
     known: set[str] = set()
     failed: dict[str, str] = {}
-    with cluster.Crew(executor) as crew:
+    with cluster.Crew(executor, tuning.perform) as crew:
         try:
             left = deque(study.jobs())
             while time.monotonic() < deadline:
