@@ -33,7 +33,7 @@ from fedax.engine.make import make_job
 from fedax.engine.places.device import one_round, prepare
 from fedax.engine.simulate import simulate
 from fedax.engine.sweep import sweep
-from fedax.errors import ConfigError, FedaxError, complete, unknown
+from fedax.errors import ConfigError, FedaxError, unknown
 from fedax.federation.participation import Cohort, Full, Participation, Uniform
 from fedax.federation.work import Steps, Work
 from fedax.progress import show_progress
@@ -108,7 +108,6 @@ class Conformance:
         return "\n".join([self.method, *lines, "everything holds" if self.passed else end])
 
 
-@complete
 def check(
     algorithm: Algorithm, only: Sequence[str] | None = None, watch: Callable[[str], None] | None = None
 ) -> Conformance:

@@ -4,12 +4,9 @@ import difflib
 import functools
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
-
-F = TypeVar("F", bound=Callable[..., Any])
+from typing import Any
 
 # A frame of a traceback outside of these libraries is the user's own code.
 _LIBRARIES = {"equinox", "fedax", "flax", "jax", "jaxlib", "jaxtyping", "ml_dtypes", "numpy", "optax", "pandas"}
@@ -214,58 +211,6 @@ def call(field: str, called_as: str, function: Callable[..., Any], *args: Any, a
             raise CodeError(field, what, hint, place) from error
         first = str(error).strip().partition("\n")[0].rstrip(".")
         raise CodeError(field, f"{what}: {first}", about or "the whole error is above", place) from error
-
-
-def complete(function: F) -> F:
-    """A function that says of an argument that is missing what to give: what its docstring says of it.
-
-    Example:
-        >>> @complete
-        ... def half(number):
-        ...     'Half.\\n\\nArgs:\\n    number: an even one.'
-        ...     return number // 2
-        >>> half(4)
-        2
-        >>> half()
-        Traceback (most recent call last):
-        fedax.errors.ConfigError: number = None: this is missing; give half(number): an even one
-    """
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except TypeError as error:
-            if (name := lacking(signature, args, kwargs)) is None:
-                raise
-            raise missing(function.__name__, name, signature, function.__doc__) from error
-
-    return called  # type: ignore[return-value]
-
-
-def lacking(signature: inspect.Signature, args: Any, kwargs: Any) -> str | None:
-    """The first argument that a call has to have and has not."""
-    try:
-        given = signature.bind_partial(*args, **kwargs).arguments
-    except TypeError:  # too many or unknown arguments: Python's message is clear
-        return None
-    return next((name for name in _needed(signature) if name not in given), None)
-
-
-def _needed(signature: inspect.Signature) -> list[str]:
-    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    fields = signature.parameters.values()
-    return [each.name for each in fields if each.default is each.empty and each.kind not in several]
-
-
-def missing(function: str, name: str, signature: inspect.Signature, doc: str | None) -> ConfigError:
-    """The error for an argument that is missing, with what a docstring says of it."""
-    args = inspect.cleandoc(doc or "").partition("\nArgs:\n")[2]
-    found = re.search(rf"^    (?:[\w, ]+, )?{name}(?:, [\w, ]+)?: (.*(?:\n      .*)*)", args, re.MULTILINE)
-    meaning = "" if found is None else " ".join(re.sub(r":\w+:|`", "", found[1]).split()).rstrip(".:")
-    call = f"{function}({', '.join(_needed(signature))})"
-    return ConfigError(name, None, f"this is missing; give {call}" + (f": {meaning}" if meaning else ""))
 
 
 # By name, so that errors need not import JAX. What each means is a mistake that most newcomers make once.

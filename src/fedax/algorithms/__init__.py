@@ -55,7 +55,7 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.local import SGD, Optax, Solver
 from fedax.contract.regularizers import regularizer as make_regularizer
 from fedax.contract.schedule import PowerDecay, Schedule
-from fedax.errors import CodeError, ConfigError, complete, place_of
+from fedax.errors import CodeError, ConfigError, place_of
 from fedax.numbers import check_number
 from fedax.registry import Registry
 
@@ -396,7 +396,6 @@ def available() -> dict[str, str]:
     return METHODS.available()
 
 
-@complete
 def hyperparameters(name: str) -> dict[str, Any]:
     """The hyper-parameters that :func:`create` takes for this method, with their defaults (``None``: off or derived).
 
@@ -407,7 +406,6 @@ def hyperparameters(name: str) -> dict[str, Any]:
     return METHODS.get(name).arguments
 
 
-@complete
 def create(name: str, **hyper: Any) -> Algorithm:
     """A method by its registered name.
 

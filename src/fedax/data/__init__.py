@@ -31,7 +31,6 @@ from fedax.data.split import Split, split
 from fedax.data.summaries import Plan, Summary, fit, plan, summarize
 from fedax.data.tables import from_arrow, from_csv, from_frames, from_parquet
 from fedax.data.transform import Column, Label, Transform
-from fedax.errors import complete
 from fedax.registry import Registry
 
 __all__ = [
@@ -86,7 +85,6 @@ __all__ = [
 ]
 
 
-@complete
 def folder(path: str | os.PathLike, test: str | os.PathLike | None = None) -> Any:
     """Your own clients' data, as FederatedData.save writes them.
 
@@ -113,7 +111,6 @@ def folder(path: str | os.PathLike, test: str | os.PathLike | None = None) -> An
     return data if test is None else (data, FederatedData.open(test))
 
 
-@complete
 def noiseless_regression(clients: int, features: str = "w8a", seed: int = 0) -> FederatedData:
     """A regression that a linear model fits exactly, on the features of a data set, dealt evenly.
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedax.data.federated import FederatedData
 from fedax.data.portable import exp, log, normal, orthonormal, product
-from fedax.errors import ConfigError, DataError, complete
+from fedax.errors import ConfigError, DataError
 from fedax.numbers import check_count, check_number, check_room
 
 
@@ -96,7 +96,6 @@ def _check_quadratics(H: np.ndarray, e: np.ndarray) -> None:
             raise DataError(f"H: H[{i}] has the eigenvalue {least:.3g}, so F_i has no minimum; all must be at least 0")
 
 
-@complete
 def synthetic(alpha: float, beta: float, clients: int = 30, seed: int = 0) -> tuple[FederatedData, FederatedData]:
     """FedProx's Synthetic(α, β): softmax labels from a model of each client's own, on features of its own.
 
@@ -145,7 +144,6 @@ def synthetic(alpha: float, beta: float, clients: int = 30, seed: int = 0) -> tu
     return FederatedData.from_clients(train), FederatedData.from_clients(test)
 
 
-@complete
 def sparse_regression(
     clients: int,
     features: int = 100,
@@ -197,7 +195,6 @@ def sparse_regression(
     return FederatedData(pooled, np.full(clients, examples))
 
 
-@complete
 def linear_regression(features: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray, float]:
     """Labels y = xᵀw* + b* without noise, (w*, b*) ~ N(0, 1): a regression whose least loss is exactly 0.
 

@@ -11,14 +11,13 @@ from fedax import children
 from fedax.data.federated import FederatedData
 from fedax.data.formats import need, parse_json, reading, room
 from fedax.data.readers import windows
-from fedax.errors import DataError, complete
+from fedax.errors import DataError
 from fedax.files import regular
 
 _SECONDS = 60  # the time limit of reading, plus one second for each _BYTES of the file
 _BYTES = 1 << 20
 
 
-@complete
 def from_tff_hdf5(path: str | os.PathLike) -> FederatedData:
     """A federated data set of TensorFlow Federated in an HDF5 file: EMNIST, CIFAR-100 or Shakespeare.
 

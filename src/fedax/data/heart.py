@@ -13,7 +13,7 @@ from fedax.data.federated import FederatedData
 from fedax.data.readers import nothing_of
 from fedax.data.summaries import kinds_of
 from fedax.data.tables import from_frames
-from fedax.errors import ConfigError, DataError, complete
+from fedax.errors import ConfigError, DataError
 from fedax.files import regular
 from fedax.numbers import check_count
 
@@ -27,7 +27,6 @@ _LARGEST = 1 << 20  # bytes of a file; the largest of the four has 18461
 Scaling = Literal["hospital", "pooled"]
 
 
-@complete
 def heart(folder: str | os.PathLike | None = None, drop: Sequence[str] = (), positive: str = "yes") -> FederatedData:
     """Heart disease at four hospitals (UCI), each a client with its own gaps, prepared as tables of your own.
 
@@ -77,7 +76,6 @@ def heart(folder: str | os.PathLike | None = None, drop: Sequence[str] = (), pos
     return data
 
 
-@complete
 def fed_heart_disease(
     folder: str | os.PathLike | None = None,
     scale: Scaling = "hospital",

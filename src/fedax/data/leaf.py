@@ -10,7 +10,7 @@ from fedax.data.cells import shown
 from fedax.data.federated import FederatedData
 from fedax.data.formats import read_leaf
 from fedax.data.transform import Label, Transform
-from fedax.errors import DataError, complete
+from fedax.errors import DataError
 from fedax.numbers import narrowed
 
 _AS_TABLES = (
@@ -20,7 +20,6 @@ _AS_TABLES = (
 )
 
 
-@complete
 def from_leaf(path: str | os.PathLike, test: str | os.PathLike | None = None) -> Any:
     """Clients' examples in LEAF's JSON, a client for each user.
 

@@ -12,7 +12,7 @@ from fedax.data.cells import alike_numbers, few, number, shown, text_of
 from fedax.data.spellings import Counted, alike_words, repaired, two_codings, unshared
 from fedax.data.summaries import STAND_INS, Facts, Plan, Summary, as_number, merge, named, without_constant
 from fedax.data.transform import Document, Strict
-from fedax.errors import DataError, complete, printable
+from fedax.errors import DataError, printable
 
 _SITES = 12  # the most sites in the table; of more, those that are most unlike the whole
 _COLUMNS = 60  # the most columns in the table, those with a note first
@@ -261,7 +261,6 @@ class Overview(Document):
         return "\n".join([*in_columns(*self.table()), *self.shortened()])
 
 
-@complete
 def overview(
     plan: Plan,
     first: Mapping[str, Summary] | Sequence[Summary],

@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedax.data.portable import exp, log, normal
-from fedax.errors import ConfigError, DataError, complete, unknown
+from fedax.errors import ConfigError, DataError, unknown
 from fedax.numbers import check_count, check_number, check_room
 
 _DRAWS = 1000
 _TINY = np.finfo(np.float64).tiny
 
 
-@complete
 def iid(n: int, clients: int, seed: int = 0) -> list[np.ndarray]:
     """Examples dealt at random, in sizes that differ by at most one.
 
@@ -37,7 +36,6 @@ def iid(n: int, clients: int, seed: int = 0) -> list[np.ndarray]:
     return _sorted(np.array_split(_generator(seed).permutation(n), clients))
 
 
-@complete
 def dirichlet(labels: np.ndarray, clients: int, alpha: float, min_size: int = 10, seed: int = 0) -> list[np.ndarray]:
     """Each class cut up over the clients in proportions q ~ Dir(α): unequal labels and unequal sizes.
 
@@ -79,7 +77,6 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, min_size: int = 10
     raise ConfigError("min_size", min_size, f"{way_out} or take fewer clients ({clients})")
 
 
-@complete
 def dirichlet_labels(labels: np.ndarray, clients: int, alpha: float, seed: int = 0) -> list[np.ndarray]:
     """Each client draws its own label ratios q_i ~ Dir(α): unequal labels, sizes that differ by at most one.
 
@@ -109,7 +106,6 @@ def dirichlet_labels(labels: np.ndarray, clients: int, alpha: float, seed: int =
     return inner_dirichlet(labels, n // clients + (np.arange(clients) < n % clients), alpha, seed)
 
 
-@complete
 def inner_dirichlet(
     labels: np.ndarray, sizes: Sequence[int] | np.ndarray, alpha: float, seed: int = 0
 ) -> list[np.ndarray]:
@@ -156,7 +152,6 @@ def inner_dirichlet(
     return _deal(rows, counts, generator)
 
 
-@complete
 def shards(labels: np.ndarray, clients: int, per_client: int = 2, seed: int = 0) -> list[np.ndarray]:
     """Examples sorted by label and cut into shards of equal size, of which each client gets ``per_client`` at random.
 
@@ -192,7 +187,6 @@ def shards(labels: np.ndarray, clients: int, per_client: int = 2, seed: int = 0)
     return _sorted([np.concatenate([pieces[piece] for piece in hand]) for hand in hands])
 
 
-@complete
 def dominant(labels: np.ndarray, clients: int, share: float, seed: int = 0) -> list[np.ndarray]:
     """Client i holds the share ρ of class i mod C; the rest of a class is spread evenly over the other clients.
 
@@ -242,7 +236,6 @@ def dominant(labels: np.ndarray, clients: int, share: float, seed: int = 0) -> l
     return _sorted(parts)
 
 
-@complete
 def pathological(labels: np.ndarray, clients: int, classes: int = 2, seed: int = 0) -> list[np.ndarray]:
     """Each client holds exactly k classes; a class is cut evenly among the clients that hold it.
 
@@ -292,7 +285,6 @@ def pathological(labels: np.ndarray, clients: int, classes: int = 2, seed: int =
     return _sorted([np.concatenate(pieces) for pieces in parts])
 
 
-@complete
 def by_size(n: int, sizes: Sequence[int] | np.ndarray, seed: int = 0) -> list[np.ndarray]:
     """Examples dealt at random, in given sizes.
 
@@ -320,7 +312,6 @@ _LAWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-@complete
 def growing(n: int, clients: int, law: str = "linear", min_size: int = 1, seed: int = 0) -> list[np.ndarray]:
     """Examples dealt at random in sizes n_i = m + (n − N·m)·f(i)/Σ_j f(j), i = 1 … N, where f(i) is i, i² or exp(i).
 
@@ -349,7 +340,6 @@ def growing(n: int, clients: int, law: str = "linear", min_size: int = 1, seed: 
     return _by_shares(n, _LAWS[law](np.arange(1.0, clients + 1)), min_size, seed)
 
 
-@complete
 def by_value(values: np.ndarray, clients: int, strictness: float = 1.0, seed: int = 0) -> list[np.ndarray]:
     """Examples sorted by a number, more or less strictly, and cut into blocks of sizes that differ by at most one.
 
@@ -383,7 +373,6 @@ def by_value(values: np.ndarray, clients: int, strictness: float = 1.0, seed: in
     return _sorted(np.array_split(np.argsort(mixed, kind="stable"), clients))
 
 
-@complete
 def by_column(column: np.ndarray, group_size: int = 1) -> list[np.ndarray]:
     """One client for each value that occurs in ``column``, or for so many neighbouring values, in their order.
 
@@ -403,7 +392,6 @@ def by_column(column: np.ndarray, group_size: int = 1) -> list[np.ndarray]:
     return _sorted([np.concatenate(rows[start : start + group_size]) for start in starts])
 
 
-@complete
 def power_law(n: int, clients: int, exponent: float = 1.0, min_size: int = 10, seed: int = 0) -> list[np.ndarray]:
     """Examples dealt at random in sizes n_i = m + (n − N·m)·i^{−a}/Σ_j j^{−a}, i = 1 … N: alike, but unequal in size.
 

@@ -12,7 +12,7 @@ from fedax.data.cells import few
 from fedax.data.federated import FederatedData
 from fedax.data.formats import need
 from fedax.data.transform import Label, Transform
-from fedax.errors import ConfigError, DataError, complete
+from fedax.errors import ConfigError, DataError
 from fedax.files import name_of, regular
 
 _ENDINGS = (".png", ".jpg", ".jpeg")
@@ -20,7 +20,6 @@ _SIDE = 8192  # pixels
 _PIXELS = 1 << 26  # of one picture, at most; and no more than 1000 for a byte of its file
 
 
-@complete
 def from_image_folders(root: str | os.PathLike, size: Sequence[int] | None = None) -> FederatedData:
     """Pictures in folders, ``root/<client>/<class>/*.png`` or ``.jpg``.
 

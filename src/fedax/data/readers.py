@@ -13,7 +13,7 @@ import numpy as np
 
 from fedax.data.federated import FederatedData
 from fedax.data.formats import npz_names, read_cifar10, read_idx, read_leaf, read_libsvm, read_npz, room
-from fedax.errors import DataError, complete
+from fedax.errors import DataError
 from fedax.files import regular
 from fedax.numbers import narrowed
 from fedax.registry import Registry
@@ -77,7 +77,6 @@ class Dataset:
 def load(name: Literal["heart"], folder: str | os.PathLike | None = None) -> FederatedData: ...  # type: ignore[overload-overlap]
 @overload
 def load(name: str, folder: str | os.PathLike | None = None) -> Dataset: ...
-@complete
 def load(name: str, folder: str | os.PathLike | None = None) -> Dataset | FederatedData:
     """A data set by name, from files that you have; nothing is downloaded.
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fedax.data.federated import FederatedData
-from fedax.errors import ConfigError, DataError, complete, unknown
+from fedax.errors import ConfigError, DataError, unknown
 from fedax.numbers import check_count, check_number
 
 _RARE = 0.1  # of a client's examples
@@ -27,7 +27,6 @@ class Split(NamedTuple):
     test: FederatedData | None
 
 
-@complete
 def split(
     data: FederatedData,
     train: float = 0.7,

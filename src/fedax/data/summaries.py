@@ -41,7 +41,7 @@ from fedax.data.cells import (
 )
 from fedax.data.spellings import Counted, two_codings
 from fedax.data.transform import Column, Document, Label, Strict, Transform, to_scale
-from fedax.errors import ConfigError, DataError, complete
+from fedax.errors import ConfigError, DataError
 from fedax.numbers import check_count
 
 _SQUARES = 1e-150  # the squares of smaller numbers are 0 in float64
@@ -308,7 +308,6 @@ class Plan(Document):
             raise DataError(f"plan: target {self.target!r} is of a regression")
 
 
-@complete
 def summarize(frame: Any, plan: Plan | None = None, least: int = LEAST) -> Summary:
     """The summary that a client sends of its table.
 
@@ -578,7 +577,6 @@ def right_alone(x: np.ndarray, labels: np.ndarray, category: bool) -> tuple[int,
 Summaries = Mapping[str, Summary] | Sequence[Summary]
 
 
-@complete
 def plan(
     summaries: Summaries,
     label: str | None = None,
@@ -896,7 +894,6 @@ def _task(label: str, facts: Mapping[str, Facts], task: Any) -> Any:
     return "regression" if numbers and not (whole and few) else "classification"
 
 
-@complete
 def fit(plan: Plan, summaries: Summaries, check_labels: bool = True) -> Transform:
     """The transform, from the clients' second summaries.
 

@@ -51,7 +51,7 @@ from fedax.data.summaries import (
     with_positive,
 )
 from fedax.data.transform import Label, Transform
-from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
+from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level
 from fedax.files import name_of, regular
 
 TABLES = (".csv", ".csv.gz", ".parquet", *workbooks.ENDINGS)  # the endings of :func:`read_table`
@@ -61,7 +61,6 @@ Target = Literal["log"] | None
 Files = str | os.PathLike | Sequence[str | os.PathLike]
 
 
-@complete
 def from_frames(
     frames: Any,
     label: str | None = None,
@@ -201,7 +200,6 @@ def with_labels(client: str, table: Any, label: str, drop: bool) -> Any:
     return table[~missing].reset_index(drop=True)
 
 
-@complete
 def from_csv(
     files: Files,
     label: str | None = None,
@@ -309,7 +307,6 @@ def _read_rows(
     return read_csv(path, decimal, encoding, texts, drop)
 
 
-@complete
 def from_parquet(
     files: Files,
     label: str | None = None,
@@ -353,7 +350,6 @@ def from_parquet(
     return from_frames(frames, label, *options, target=target, check_labels=check_labels)
 
 
-@complete
 def from_arrow(
     folders: Files,
     label: str | None = None,

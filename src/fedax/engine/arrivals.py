@@ -19,7 +19,7 @@ from fedax.engine.declared import takes
 from fedax.engine.job import Job
 from fedax.engine.make import make_job
 from fedax.engine.options import Options
-from fedax.errors import ConfigError, complete
+from fedax.errors import ConfigError
 from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
 from fedax.tasks.task import Task
@@ -78,7 +78,6 @@ class _Scheduled(Options):
     clock: Clock = field()
 
 
-@complete
 @takes(_Scheduled)
 def arrivals(given: _Scheduled) -> Arrivals:
     """The arrivals of a run, before it is run: nothing is trained.

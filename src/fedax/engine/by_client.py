@@ -10,7 +10,7 @@ import numpy as np
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.load import Shared, start
-from fedax.errors import CodeError, ConfigError, complete
+from fedax.errors import CodeError, ConfigError
 from fedax.metrics.base import HostMetric, Metric, fitting
 from fedax.programs import compiled
 from fedax.tasks.once import each_once
@@ -26,7 +26,6 @@ class ExampleResults(NamedTuple):
     outputs: np.ndarray | None
 
 
-@complete
 def evaluate(task: Task, params: Tree, data: FederatedData, params_per_client: Tree = None) -> Unknown:
     """How a model does at each client.
 

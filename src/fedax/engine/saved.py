@@ -23,7 +23,7 @@ from fedax.data.federated import check_is_array
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import with_head
 from fedax.engine.job import Origin
-from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
+from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level
 from fedax.files import damage, regular, seal, with_digest, write_atomic
 from fedax.numbers import narrowed
 from fedax.programs import compiled
@@ -301,7 +301,6 @@ class _Description(pydantic.BaseModel):
     threshold: float | None = pydantic.Field(None, ge=0, le=1)
 
 
-@complete
 def load_model(path: Path, task: Task | None = None) -> Model:
     """The model that :meth:`fedax.Run.save` or a run folder keeps.
 

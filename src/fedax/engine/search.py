@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from fedax.contract.types import Tree, Unknown
-from fedax.errors import ConfigError, complete
+from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
 
 Point = dict[str, Unknown]
@@ -55,7 +55,6 @@ class Range:
         return float(rng.uniform(self.low, self.high))
 
 
-@complete
 def random_points(space: Mapping[str, Unknown], number: int, seed: int = 0) -> list[Point]:
     """Random search: ``number`` independent draws, to be given to :func:`sweep` in the place of a grid.
 

@@ -24,7 +24,7 @@ from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan, loops
 from fedax.engine.private import of_public
-from fedax.errors import ConfigError, caller_level, complete
+from fedax.errors import ConfigError, caller_level
 from fedax.programs import compiled
 from fedax.progress import Progress, figures, wanted
 from fedax.tasks.task import Task
@@ -57,7 +57,6 @@ class _Simulated(Options):
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None
 
 
-@complete
 @takes(_Simulated)
 def simulate(given: _Simulated) -> Run:
     """Train ``task`` on ``data`` with ``algorithm`` for some rounds.

@@ -26,7 +26,7 @@ from fedax.engine.options import CommonOptions
 from fedax.engine.plan import is_small
 from fedax.engine.search import Point, points_of
 from fedax.engine.simulate import program as alone
-from fedax.errors import ConfigError, complete
+from fedax.errors import ConfigError
 from fedax.federation.work import Deadline
 from fedax.numbers import check_count
 from fedax.progress import Progress, wanted
@@ -187,7 +187,6 @@ class _Swept(CommonOptions):
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None
 
 
-@complete
 @takes(_Swept, _check_names)
 def sweep(given: _Swept) -> Sweep:
     """Train at every point of a grid with every seed, side by side.

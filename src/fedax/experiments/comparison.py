@@ -26,7 +26,7 @@ from fedax.engine.make import make_job
 from fedax.engine.options import CommonOptions
 from fedax.engine.patience import Patience
 from fedax.engine.saved import Model, load_model
-from fedax.errors import ConfigError, complete, unknown
+from fedax.errors import ConfigError, unknown
 from fedax.experiments import described, summary, tables
 from fedax.experiments.clients import baseline_rates
 from fedax.experiments.config.data import class_names
@@ -114,7 +114,6 @@ class _Compared(CommonOptions):
     executor: Executor | None = None
 
 
-@complete
 @takes(_Compared, _check_names)
 def compare(given: _Compared) -> "Comparison":
     """Run several methods on the same problem with the same seeds, and compare them.
@@ -172,7 +171,6 @@ def compare(given: _Compared) -> "Comparison":
     return Comparison((record,), temporary, task.entire)
 
 
-@complete
 def load(folder: str | Path, *more: str | Path) -> "Comparison":
     """Open a run folder, or several, as ``fedax run``, ``fedax compare`` and :func:`compare` write them.
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from fedax.errors import complete
 from fedax.metrics.base import Metric, name_of
 from fedax.metrics.counts import F1, Accuracy, BalancedAccuracy, Precision, Recall
 from fedax.metrics.host import OnHost
@@ -56,7 +55,6 @@ def available() -> dict[str, str]:
     return METRICS.available()
 
 
-@complete
 def create(name: str, **settings: Any) -> Metric | RunMetric:
     """The metric of this name, for instance from a configuration.
 

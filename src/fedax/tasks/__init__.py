@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedax.errors import CodeError, complete, place_of
+from fedax.errors import CodeError, place_of
 from fedax.registry import Registry
 from fedax.tasks.classification import classification
 from fedax.tasks.linear import linear_regression, logistic_regression, quadratic, softmax_regression
@@ -67,7 +67,6 @@ def available() -> dict[str, str]:
     return TASKS.available()
 
 
-@complete
 def create(name: str, **hyper: Any) -> Task:
     """The task of this name, for instance from a configuration file.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.errors import ConfigError, lacking, missing
+from fedax.errors import ConfigError
 from fedax.tasks.task import Task
 
 Real = float | int
@@ -34,9 +34,7 @@ class Factory:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            if (name := lacking(self.signature, args, kwargs)) is None:
-                raise
-            raise missing(self.__name__, name, self.signature, self.__doc__) from error
+            raise TypeError(f"{self.__name__}(): {error}") from None
         bound.apply_defaults()
         arguments = {name: _hashable(value) for name, value in bound.arguments.items()}
         for name, value in arguments.items():

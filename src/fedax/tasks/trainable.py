@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.vector import tensor_name
-from fedax.errors import ConfigError, complete
+from fedax.errors import ConfigError
 from fedax.metrics import Metric
 from fedax.numbers import check_number
 from fedax.tasks.factory import whole
@@ -142,7 +142,6 @@ def _made(task: Task, init: Any, frozen: Any, joined: Any, rule: Any, drawn: boo
     )
 
 
-@complete
 def partial(task: Task, trainable: Patterns | LoRA, params: Params = None) -> Partial:
     """The task in which a part of the parameters is learned and sent; the rest is frozen, and sent once.
 

@@ -23,7 +23,7 @@ from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.arrivals import long_run
 from fedax.engine.options import Options
-from fedax.errors import ConfigError, complete
+from fedax.errors import ConfigError
 from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
 from fedax.federation.participation import Full, Participation, Uniform
@@ -55,7 +55,6 @@ _CLASSES = 1000  # labels with more different values are not treated as classes
 _UPDATES = 2**24  # the most numbers in the updates of sampled cohorts; between 8 and 256 cohorts are sampled
 
 
-@complete
 def diagnose(
     algorithm: Algorithm,
     task: Task,

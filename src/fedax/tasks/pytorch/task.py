@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.errors import ConfigError, DataError, ExampleError, complete, unknown
+from fedax.errors import ConfigError, DataError, ExampleError, unknown
 from fedax.files import regular
 from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES
@@ -25,7 +25,6 @@ Loss = str | Callable[[Any, Any], Any]
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mse")
 
 
-@complete
 def from_torch(
     module: Any, example: Any, loss: Loss = "cross_entropy", *, inputs: Sequence[str] | None = None, name: str = ""
 ) -> Task:
@@ -74,7 +73,6 @@ def from_torch(
     return make_task(of_archive(contents), loss, inputs, name or type(module).__name__)
 
 
-@complete
 def from_export(
     path: str | os.PathLike, loss: Loss = "cross_entropy", *, inputs: Sequence[str] | None = None, name: str = ""
 ) -> Task:
@@ -106,7 +104,6 @@ def from_export(
     return make_task(of_archive(archive.read(file, str(file), size)), loss, inputs, name or file.stem)
 
 
-@complete
 def to_torch_state_dict(
     task: Task, params: Mapping[str, Any] | None = None, *, tensors: bool = False
 ) -> dict[str, Any]:
