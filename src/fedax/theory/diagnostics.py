@@ -33,7 +33,7 @@ from fedax.tasks.task import Task
 from fedax.theory.advice import MATERIAL, SAME, Case, Class, View, shown, verdict
 from fedax.theory.checks import number
 from fedax.theory.diagnosis import Diagnosis
-from fedax.theory.measure import Bench, dissimilarity_line
+from fedax.theory.measure import Bench, Point, dissimilarity_line
 from fedax.theory.reasons import reasons
 from fedax.theory.speedup import max_lr, objective_bound
 from fedax.theory.surrogate import (
@@ -151,32 +151,20 @@ def diagnose(
     )  # fmt: skip
     measured = tuple(map(bench.measure, models))
 
-    kappa2 = [max(0.0, x.client_gradients - x.surrogate_gradient) for x in measured]
-    chi2 = None if w is None else chi2_of(p, w)
-    rounds = [] if view.exact or rules is None else [chi2_of(p, rule.weights) for rule in rules]
-    L = max(x.smoothness for x in measured)
-    line = dissimilarity_line([x.surrogate_gradient for x in measured], [x.client_gradients for x in measured])
-    rules_with_limit = rules if rules and view.averages and L > 0 else None
+    constants = _constants(measured, view, rules, p, w)
     diagnosis = Diagnosis(
         method=view.name,
         clients=data.num_clients,
         steps=(int(steps.min()), int(steps.max())),
         points=measured,
-        smoothness=L,
         clients_seen=len(bench.seen),
-        constant=max(kappa2),
-        line=line,
         weights=w,
-        chi2=chi2,
-        chi2_range=(min(rounds), max(rounds)) if len(rounds) > 1 else None,
-        floor=chi2 if chi2 is None or chi2 == math.inf else objective_bound(chi2, 0, dissimilarity=kappa2[-1]).floor,
         lr=view.lr,
-        max_lr=max_lr(rules_with_limit, smoothness=L, dissimilarity_factor=line[0]) if rules_with_limit else None,
-        loosest_lr=max_lr(rules_with_limit, smoothness=L) if rules_with_limit else None,
         weight_square=weight_square,
         gained=max(measured[0].loss - measured[-1].loss, 0.0) + measured[-1].left,
         losses=np.stack(bench.losses),
         arrivals=None if heard is None else heard.q,
+        **constants,
     )
     unknown = _unknown(diagnosis, view, bench.unconverged)
     if algorithm.penalty(models[0]) is not None:
@@ -187,6 +175,28 @@ def diagnose(
     )  # fmt: skip
     text, take = verdict(case)
     return dataclasses.replace(diagnosis, verdict=text, take=take, advice=tuple(reasons(case)), unknown=tuple(unknown))
+
+
+def _constants(
+    measured: tuple[Point, ...], view: View, rules: Any, p: np.ndarray, w: np.ndarray | None
+) -> dict[str, Any]:
+    """The constants of the theorems, and what follows from them, as fields of :class:`Diagnosis`."""
+    kappa2 = [max(0.0, x.client_gradients - x.surrogate_gradient) for x in measured]
+    chi2 = None if w is None else chi2_of(p, w)
+    rounds = [] if view.exact or rules is None else [chi2_of(p, rule.weights) for rule in rules]
+    L = max(x.smoothness for x in measured)
+    line = dissimilarity_line([x.surrogate_gradient for x in measured], [x.client_gradients for x in measured])
+    with_limit = rules if rules and view.averages and L > 0 else None
+    return {
+        "smoothness": L,
+        "constant": max(kappa2),
+        "line": line,
+        "chi2": chi2,
+        "chi2_range": (min(rounds), max(rounds)) if len(rounds) > 1 else None,
+        "floor": chi2 if chi2 in (None, math.inf) else objective_bound(chi2, 0, dissimilarity=kappa2[-1]).floor,
+        "max_lr": max_lr(with_limit, smoothness=L, dissimilarity_factor=line[0]) if with_limit else None,
+        "loosest_lr": max_lr(with_limit, smoothness=L) if with_limit else None,
+    }
 
 
 def _classes(data: FederatedData) -> list[Class]:

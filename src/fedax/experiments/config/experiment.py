@@ -276,7 +276,6 @@ def build_all(
     task, model, task_config = codec.task_of(first.task, data_config["name"], usual, census, classes, code)
     task, start = codec.started(first.task.start, task)
     task_config |= {"start": first.task.start} if first.task.start is not None else {}
-    initial = {} if start is None else {"params": start}
     task = codec.with_metrics(task, settings[0].run)
     parts = [part for part, n in census.held.items() if n and not (part == "test" and test is not None)]
     withheld = {} if fleet is None else fleet.withheld(task.metrics, parts)
@@ -289,12 +288,15 @@ def build_all(
     elif first.run.seeds is None and first.data.split is not None and data_config["name"] in OWN_TABLES:
         number = usual_seeds(repeated=False, methods=len(first.methods))
         settings = [made.with_run(seeds=[*range(number)]) for made in settings]
-    sizes = []
-    for seed in seeds:
+    sizes = [data.sizes]
+    if isinstance(data, fedax.FederatedData):
+        data.check(task)
+    split: fedax.FederatedData | Census
+    for seed in seeds[1:]:
         if whole is not None and first.data.split is not None:
-            split = data if seed == seeds[0] else parts_of(whole, test, split_of_seed(first.data.split, seed))[0]
+            split = parts_of(whole, test, split_of_seed(first.data.split, seed))[0]
         else:
-            split = data if seed == seeds[0] else deal(of_seed(first.data, seed), fleet).data
+            split = deal(of_seed(first.data, seed), fleet).data
         if isinstance(split, fedax.FederatedData):
             split.check(task)
         sizes.append(split.sizes)
@@ -302,23 +304,19 @@ def build_all(
         data_config["seed"] = first.data.seed
     if first.data.split is not None:
         data_config["split"]["seed"] = first.data.split.seed
-    names_of_classes = class_names(data)
-
-    def experiment(made: CheckedSettings) -> Experiment:
-        for sizes_of_seed in sizes:
-            within("work", functools.partial(made.work.validate, sizes_of_seed))
-        within("participation", lambda: made.participation.validate(data.num_clients, made.run["rounds"]))
-        within("participation", lambda: made.participation.bind(data.weights))
-        resolved = {"name": first.name or data_config["name"], "data": data_config, "task": task_config}
-        if (clock := made.options.get("clock")) is not None and fleet is None:
-            clock.bind(census, 0)
-        if (faults := made.options.get("faults")) is not None:
-            within("run.faults", lambda: faults.of(data.num_clients))
-        clients = (resolved | made.config | track_config, data, val, test, names_of_classes, task)
-        rounds = (made.work, made.participation, made.methods, made.options | initial)
-        return Experiment(
-            *clients,
-            *rounds,
+    for made in settings:
+        _check_clients(made, census, sizes, fleet)
+    resolved = {"name": first.name or data_config["name"], "data": data_config, "task": task_config}
+    common = (data, val, test, class_names(data), task)
+    initial = {} if start is None else {"params": start}
+    experiments = [
+        Experiment(
+            resolved | made.config | track_config,
+            *common,
+            made.work,
+            made.participation,
+            made.methods,
+            made.options | initial,
             nodes,
             model,
             code.sources,
@@ -326,8 +324,8 @@ def build_all(
             whole if made.run["split_seeds"] else None,
             withheld=withheld,
         )
-
-    experiments = [experiment(made) for made in settings]
+        for made in settings
+    ]
     if (judge := first.run.judge) is not None:
         configs = [each.config for each in experiments]
         check_judge("run.judge", judge, columns(experiments), experiments[0].task.metrics, configs)
@@ -442,6 +440,18 @@ class CheckedSettings(NamedTuple):
     def with_run(self, **changes: Any) -> "CheckedSettings":
         """The same settings with others of the section ``run``."""
         return self._replace(config=self.config | {"run": self.run | changes})
+
+
+def _check_clients(made: CheckedSettings, census: Census, sizes: Sequence[Any], fleet: Fleet | None) -> None:
+    """Check that settings fit the clients; ``sizes``: how many examples these have, of each seed."""
+    for sizes_of_seed in sizes:
+        within("work", functools.partial(made.work.validate, sizes_of_seed))
+    within("participation", lambda: made.participation.validate(census.num_clients, made.run["rounds"]))
+    within("participation", lambda: made.participation.bind(census.weights))
+    if (clock := made.options.get("clock")) is not None and fleet is None:
+        clock.bind(census, 0)
+    if (faults := made.options.get("faults")) is not None:
+        within("run.faults", lambda: faults.of(census.num_clients))
 
 
 def settings_of(sections: ExperimentSection, code: own.Code | None = None) -> CheckedSettings:
