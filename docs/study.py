@@ -107,6 +107,8 @@ def block(study: Study, name: str, part: str) -> str:
     else:
         lines += textwrap.wrap("Nothing is claimed in pairs.", 118)
     lines += ["", *_methods(study, at, record, problem, column)]
+    if at.section.provisional:  # nothing follows from it: no pairs, no figure
+        return "\n".join(lines) + "\n"
     if found and over:
         lines += ["", *_tests(found, column, at), "", *textwrap.wrap(_design(at, record, column), 118)]
     lines += ["", f"![{at.section.shows[0]}: {describe(column).label}](figures/{name}-{part}.svg)"]
@@ -196,10 +198,10 @@ def _tests(found: list[Claim], column: str, part: Part) -> list[str]:
         else:
             by = "–" if math.isnan(claim.gap) else show(column, claim.gap)
             between = "–" if math.isnan(claim.low) else f"{show(column, claim.low)} to {show(column, claim.high)}"
-        error = "–" if math.isnan(claim.p) else "of all methods" if claim.pooled else "of the pair"
+        error = "–" if math.isnan(claim.p) else "pooled" if claim.pooled else "own"
         told = claim.result if claim in counted else "says nothing"
         rows.append([f"{claim.better} > {claim.worse}", by, between, error, _p(claim.p), _p(claim.corrected), told])
-    return _table([row[:3] for row in rows] if part.section.provisional else rows)
+    return _table(rows)
 
 
 def _p(p: float) -> str:
