@@ -1,6 +1,6 @@
 """Servers that do not wait: where they end on quadratics, how fast they are, and momentum that adds up late updates.
 
-    python benchmarks/asynchronous.py objective     # the table of docs/asynchronous.md, minutes
+    python benchmarks/asynchronous.py objective     # a table of docs/results/theory.md, minutes
     python benchmarks/asynchronous.py work          # the table of random work there, minutes
     python benchmarks/asynchronous.py speed          # what a step takes beside a synchronous round, in turn
     python benchmarks/asynchronous.py toy            # the last tables of docs/study/time.md, ten minutes

@@ -1,8 +1,9 @@
 """The study's tables and figures. ``python docs/study.py`` draws them anew from the results in docs/study.
 
 Each paper has a page there, written by hand but for the blocks between marks that name a part of its study: the claim,
-the verdict, a table of the methods, one of the claims' tests, and a figure. ``fedax study NAME --out docs/study/NAME``
-adds results; ``python docs/study.py --check`` looks for broken rules, in docs/study or in the folders of other studies.
+the verdict, a table of the methods, one of the claims' tests, and a figure; of provisional parts no tests and figure.
+``fedax study NAME --out docs/study/NAME`` adds results; ``python docs/study.py --check`` looks for broken rules, in
+docs/study or in the folders of other studies.
 """
 
 import argparse
@@ -107,6 +108,8 @@ def block(study: Study, name: str, part: str) -> str:
     else:
         lines += textwrap.wrap("Nothing is claimed in pairs.", 118)
     lines += ["", *_methods(study, at, record, problem, column)]
+    if at.section.provisional:  # nothing follows from it: no pairs, no figure
+        return "\n".join(lines) + "\n"
     if found and over:
         lines += ["", *_tests(found, column, at), "", *textwrap.wrap(_design(at, record, column), 118)]
     lines += ["", f"![{at.section.shows[0]}: {describe(column).label}](figures/{name}-{part}.svg)"]
@@ -136,20 +139,20 @@ def _methods(study: Study, part: Part, record: Record, problem: ProblemResults, 
     tuned = any(study.choices(part, label) or part.section.tuned_by for label in part.labels)
     early = "val_loss" in record.runs[0].history
     at_best = [f"{known.label} at the lowest validation loss"] if early else []
-    head = ["method", *(describe(each).label for each in shown), *at_best, "seeds", "GB of traffic", "core minutes"]
+    head = ["method", *(describe(each).label for each in shown), *at_best, "seeds", "GB of traffic"]
     rows = [[*head, "chosen"] if tuned else head]
     methods = sorted(problem.methods, key=lambda m: _order(m, column, problem.tail))
     for m in methods:
         cells = [m.label, *(_late(m, each, problem.tail) for each in shown)]
         cells += [*([_at_best(m, column)] if early else []), str(len(m.runs))]
         traffic = (m.cost("bytes_down") + m.cost("bytes_up")) / 1e9
-        cells += [f"{traffic:.3g}", f"{_minutes(study, part, m):.3g}"]
+        cells.append(f"{traffic:.3g}")
         point = study.choice(part, m.label)[0] if tuned else None
         rows.append([*cells, _settings(point or {})] if tuned else cells)
     note = f"Means ± standard deviation over the seeds, of the last {problem.tail} evaluations. {known.label}"
     note += f" decides. {part.config['run']['rounds']:,} rounds."
     if record.about["device"] != _CORE:
-        note += f" Devices: {record.about['device']}; one process each, its core's minutes counted."
+        note += f" Devices: {record.about['device']}."
     return [*_table(rows), "", *textwrap.wrap(note, 118)]
 
 
@@ -177,29 +180,23 @@ def _spread(column: str, values: np.ndarray) -> str:
     return text if len(values) < 2 else f"{text} ± {show(column, float(values.std(ddof=1)))}"
 
 
-def _minutes(study: Study, part: Part, m: Method) -> float:
-    point, _ = study.choice(part, m.label)
-    keys = [study.run(part, m.label, run.seed, point or {}).key for run in m.runs]
-    return float(np.mean([study.results[key]["seconds"] for key in keys])) / 60
-
-
 def _settings(point: dict[str, object]) -> str:
     return ", ".join(f"{name.removesuffix('.value')} {short(value)}" for name, value in point.items()) or "as printed"
 
 
 def _tests(found: list[Claim], column: str, part: Part) -> list[str]:
     counted = studies.fair(part, found)
-    rows = [["claimed", "better by", "95 % interval", "error", "p", "p, corrected", "beyond chance"]]
+    rows = [["claimed", "better by", "95 % interval", "error", "p, corrected", "beyond chance"]]
     for claim in found:
         if math.isinf(claim.gap):
             by, between = f"{claim.worse if claim.gap > 0 else claim.better} failed", "–"
         else:
             by = "–" if math.isnan(claim.gap) else show(column, claim.gap)
             between = "–" if math.isnan(claim.low) else f"{show(column, claim.low)} to {show(column, claim.high)}"
-        error = "–" if math.isnan(claim.p) else "of all methods" if claim.pooled else "of the pair"
+        error = "–" if math.isnan(claim.p) else "pooled" if claim.pooled else "own"
         told = claim.result if claim in counted else "says nothing"
-        rows.append([f"{claim.better} > {claim.worse}", by, between, error, _p(claim.p), _p(claim.corrected), told])
-    return _table([row[:3] for row in rows] if part.section.provisional else rows)
+        rows.append([f"{claim.better} > {claim.worse}", by, between, error, _p(claim.corrected), told])
+    return _table(rows)
 
 
 def _p(p: float) -> str:
