@@ -12,7 +12,7 @@ import numpy as np
 import fedax
 from fedax.contract.schedule import resolve
 from fedax.engine.drive import drive
-from fedax.engine.load import federation_of, on_devices, one_type, start
+from fedax.engine.load import Shared, federation_of, on_devices, one_type, start
 from fedax.engine.loop import Federation, Hyper, State
 from fedax.engine.make import make_job
 from fedax.engine.places.device import prepare
@@ -102,7 +102,7 @@ def programs_of(
     participation, census = options["participation"], Census.of(data)
     work.validate(data.sizes)
     participation.validate(data.num_clients, rounds)
-    key, x = start(task, x0, options["seed"], {})
+    key, x = start(task, x0, options["seed"], Shared())
     method, wire = one_type((method, Wire()))
     plan = make_plan(census, task, x, work, options["batch_size"], participation, wire)
     method.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
