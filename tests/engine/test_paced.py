@@ -167,7 +167,7 @@ def test_a_run_whose_server_and_nodes_are_killed_goes_on(name, kills, tmp_path, 
     begin, begun = paced.Paced._begin, []
 
     def noted(self: paced.Paced, state: Any, index: int) -> None:
-        if self._newest is None:
+        if not self._kept:
             begun.append((index, int((state.box["groups"] >= 0).sum())))
         begin(self, state, index)
 

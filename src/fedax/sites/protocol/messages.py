@@ -20,7 +20,6 @@ from fedax.engine.checkpoint import stored_kind
 from fedax.errors import NodeError
 
 SEVERAL = "several"  # the kind of a message of several parts
-_Answer = TypeVar("_Answer")
 
 
 class Message(NamedTuple):
@@ -52,6 +51,7 @@ class Failure(NamedTuple):
     gone: bool
 
 
+_Answer = TypeVar("_Answer", Message | Failure, Message | None)
 Talk = Generator[list[tuple[int, Message | Failure]], Mapping[int, Message], None]
 
 _LARGE = 4096  # the size in bytes from which on zeros are left out
@@ -246,7 +246,7 @@ def parted(message: Message, number: int, what: str = "the message") -> list[Mes
 
 def asked_together(
     questions: Sequence[Mapping[int, Message]], ask: Callable[[dict[int, Message]], Iterable[tuple[int, _Answer]]]
-) -> tuple[list[dict[int, _Answer | Message | Failure]], np.ndarray]:
+) -> tuple[list[dict[int, _Answer | Failure]], np.ndarray]:
     """Ask nodes several questions at once: the answers to each, and [questions, 2] its share of the bytes, both ways.
 
     Args:
@@ -264,10 +264,10 @@ def asked_together(
         for node in question:
             askers.setdefault(node, []).append(k)
     messages = {node: joined([questions[k][node] for k in ks]) for node, ks in askers.items()}
-    answers: list[dict[int, _Answer | Message | Failure]] = [{} for _ in questions]
+    answers: list[dict[int, _Answer | Failure]] = [{} for _ in questions]
     sizes = np.zeros((len(questions), 2))
     for node, answer in ask(messages) if messages else ():
-        parts: Sequence[_Answer | Message | Failure] = [answer] * len(askers[node])
+        parts: Sequence[_Answer | Failure] = [answer] * len(askers[node])
         if isinstance(answer, Message) and "error" not in answer.head:
             try:
                 parts = parted(answer, len(parts), "the answer")
