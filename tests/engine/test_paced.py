@@ -250,7 +250,7 @@ def test_what_cannot_be_is_refused_before_nodes_are_asked(monkeypatch):
 
 
 def test_arrivals_that_are_lost_or_changed(tmp_path):
-    path, names = tmp_path / "arrivals.csv", ["a", 'b, "c"']
+    path, names = tmp_path / "arrivals.csv", ["a", 'b,\u2028"c"']  # a sign at which str.splitlines ends a line
     trace = paced.Trace(path, names)
     assert trace.restore((0, 0)) == []
     for number, client in ((1, 1), (0, 0), (2, 1)):

@@ -123,7 +123,7 @@ class Fleet:
         """
         start, pending = time.monotonic(), dict(messages)
         try:
-            for which in self._silent([which for which in pending if which in self._absent]):
+            for which in self._silent(pending.keys() & self._absent):
                 del pending[which]
                 yield which, None
             end = time.monotonic() + (timeout or self.timeout)  # of the others, who have not been asked yet
@@ -170,23 +170,21 @@ class Fleet:
         next(talk)
         pending: dict[int, Message] = {}  # by node
         away: set[int] = set()  # those of them that cannot be reached
-        by_number: dict[int, int] = {}
         look = 0.0  # when those are looked for again
         messages = yield []
         while True:
-            pending.update(messages)
-            ready = {self._nodes[which].number: which for which in messages}
+            pending |= messages
+            ready = [*messages]
             if away and time.monotonic() >= look:
                 online, look = {*self.transport.nodes()}, time.monotonic() + _PAUSE
-                ready |= {number: which for which in sorted(away) if (number := self._find(which, online)) in online}
-            away -= {*ready.values()}
-            by_number |= ready
+                ready += [which for which in sorted(away) if self._find(which, online) in online]
+            away -= {*ready}
             began = time.monotonic()
-            came = talk.send({number: pending[which] for number, which in ready.items()})
+            came = talk.send({self._nodes[which].number: pending[which] for which in ready})
             self.waited += time.monotonic() - began
             answers = []
             for number, answer in came:
-                which = by_number[number]
+                which = next(which for which in pending if self._nodes[which].number == number)
                 if (message := _received(f"clients {self.names(which)}", answer, pending[which])) is None:
                     away.add(which)
                 else:
@@ -333,18 +331,17 @@ class Fleet:
                 found[number] = _checked(number, message.head)
         return found
 
-    def _silent(self, absent: list[int]) -> list[int]:
-        """The nodes that have timed out and still show no sign of life."""
+    def _silent(self, absent: Collection[int]) -> Collection[int]:
+        """Those of the nodes that have timed out that still show no sign of life."""
         if not absent:
-            return []
+            return ()
         online = {*self.transport.nodes()}
         by_number = {number: which for which in absent if (number := self._find(which, online)) in online}
-        for number, answer in self.transport.ask(
-            dict.fromkeys(by_number, Message({"kind": "hello"})), min(_SIGN, self.timeout)
-        ):
+        hello = dict.fromkeys(by_number, Message({"kind": "hello"}))
+        for number, answer in self.transport.ask(hello, min(_SIGN, self.timeout)):
             if isinstance(answer, Message):
                 self._absent.discard(by_number[number])
-        return [which for which in absent if which in self._absent]
+        return sorted(self._absent.intersection(absent))
 
     def _find(self, which: int, online: set[int]) -> int:
         """The number of a node, which may have come back under another one."""

@@ -5,6 +5,7 @@ receiver expects. No message contains code.
 """
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -259,10 +260,7 @@ def asked_together(
         >>> answers == questions, shares.sum(0).tolist()
         (True, [1.0, 1.0])
     """
-    askers: dict[int, list[int]] = {}
-    for k, question in enumerate(questions):
-        for node in question:
-            askers.setdefault(node, []).append(k)
+    askers = {node: [k for k, each in enumerate(questions) if node in each] for node in itertools.chain(*questions)}
     messages = {node: joined([questions[k][node] for k in ks]) for node, ks in askers.items()}
     answers: list[dict[int, _Answer | Failure]] = [{} for _ in questions]
     sizes = np.zeros((len(questions), 2))

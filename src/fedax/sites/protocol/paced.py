@@ -16,10 +16,10 @@ import functools
 import io
 import itertools
 import os
-import pathlib
 import time
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -77,7 +77,7 @@ class Trace:
         place: how many answers there are, and a checksum of their lines.
     """
 
-    def __init__(self, path: pathlib.Path | None, names: Sequence[str]):
+    def __init__(self, path: Path | None, names: Sequence[str]):
         self.path, self.names, self.place = path, names, (0, 0)
         self._lines: list[str] = []  # that are not in the file yet
 
@@ -137,13 +137,7 @@ class Paced(Remote):
     """
 
     def __init__(
-        self,
-        job: Job,
-        fleet: Fleet,
-        config: dict[str, Unknown],
-        number: int,
-        resumes: bool = False,
-        arrivals: pathlib.Path | None = None,
+        self, job: Job, fleet: Fleet, config: dict[str, Unknown], number: int, resumes: bool, arrivals: Path | None
     ):
         super().__init__(job, fleet, config, number, resumes)
         assert job.pacing is not None
@@ -226,18 +220,17 @@ class Paced(Remote):
         self._newest, self._goal = state, index
         self._versions = state.memory[:, 1].copy()
         self._kept[index] = self._versions.copy()
-        place = (0, 0) if state.box == () else tuple(state.box["place"].tolist())
-        for number, at in self._trace.restore(place):
+        box = {"groups": [], "place": [0, 0]} if state.box == () else state.box
+        for number, at in self._trace.restore((int(box["place"][0]), int(box["place"][1]))):
             self._schedule.hear(number, at)
             self._last = at
         if self._schedule.version != index:
             raise CheckpointError(f"{self._trace.path}: it has {self._schedule.version} steps, and the run {index}")
         self._origin = _now() - self._last
         next(self._talk)
-        if index:
-            for k, group in enumerate(state.box["groups"].tolist()):
-                if group >= 0:
-                    self._downloads[group] = jax.tree.map(lambda leaf, k=k: leaf[k], state.box["downloads"])
+        for k, group in enumerate(map(int, box["groups"])):
+            if group >= 0:
+                self._downloads[group] = jax.tree.map(lambda leaf, k=k: leaf[k], box["downloads"])
         self._enqueue()
 
     def _until(self, done: Callable[[], bool]) -> None:

@@ -47,7 +47,6 @@ from fedax.sites.protocol.agreement import (
     as_means,
     check_figures,
     cohort_of,
-    common_question,
     digest_of,
     digest_of_text,
     figures_form,
@@ -63,7 +62,6 @@ from fedax.sites.protocol.fleet import Fleet
 from fedax.sites.protocol.messages import Message, packed, unpacked
 from fedax.sites.protocol.summed import Asking, NodeAnswers, NodeMessages, SecureSums
 from fedax.tasks.task import Task
-from fedax.wire.wire import Wire
 
 _Result = TypeVar("_Result")
 AtNodes = dict[int, tuple[np.ndarray, np.ndarray]]  # node -> positions of its clients in a cohort, and rows at the node
@@ -154,9 +152,9 @@ class Remote(HostServer):
         self._forms, self._number = dry.forms, number
         agreement = agreement_of(job, fleet, config, number, program_of(dry))
         self._digest = agreement.digest
-        self._at_node = {
-            int(client): (which, row) for which in range(len(fleet)) for row, client in enumerate(fleet.clients(which))
-        }
+        self._at_node = np.zeros((job.plan.num_clients, 2), int)  # each client's node, and its row there
+        for which in range(len(fleet)):
+            self._at_node[fleet.clients(which)] = [(which, row) for row in range(len(fleet.clients(which)))]
         self._checkpoints: collections.deque[np.ndarray] = collections.deque(maxlen=3)  # versions at the last ones
         self._prefetched: UnderWay[State] | None = None
         self._sums: dict[tuple[str, int], Tree] = {}
@@ -252,14 +250,14 @@ class Remote(HostServer):
     def _secure_figures(self, messages: NodeMessages, model: str, forms: dict[str, Tree]) -> Asking[Figures]:
         """The figures as a secure sum: of all nodes that answer together, and of none alone."""
         assert self._secure is not None
-        head = messages[0].head
-        question = common_question(self._digest, EVALUATION, head["round"], 0, model)
         size = 1 + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(forms))
         try:
-            total, heads = yield from self._secure.sum(messages, question, size, 64, lambda which, why: None)
+            total, heads = yield from self._secure.sum(messages, model, size, 64, lambda which, why: None)
         except Repeated as error:
-            text = f"the model of round {head['round']} was evaluated over other nodes before, or is another one"
-            raise NodeError(f"{text} ({error}); --resume goes on when they are back") from error
+            text = (
+                f"the model of round {messages[0].head['round']} was evaluated over other nodes before, or is another"
+            )
+            raise NodeError(f"{text} one ({error}); --resume goes on when they are back") from error
         found = figures_tree(masks.decode_figures(total), forms)
         held = {}
         for part, answer in found.items():
@@ -398,11 +396,10 @@ class Remote(HostServer):
         if not messages:
             return zero
         model = digest_of(jax.tree.map(np.asarray, download))
-        question = common_question(self._digest, request.stage, self.index, request.number, model)
         lost = lambda which, why: self._node_lost(which, at_nodes[which][0], why)  # noqa: E731
         bits, size = request.wire.secure.bits, masks.flat(zero).size
         try:
-            summed, heads = yield from self._secure.sum(messages, question, size, bits, lost)
+            summed, heads = yield from self._secure.sum(messages, model, size, bits, lost)
         except Repeated:  # asked over other nodes before the server was stopped: the round has no sum
             for positions, _ in at_nodes.values():
                 self._answered[positions] = False
@@ -418,12 +415,8 @@ class Remote(HostServer):
 
     def _by_node(self, clients: Clients, positions_asked: np.ndarray) -> AtNodes:
         """Node -> the positions of its clients in the cohort, and their rows at the node."""
-        by_node: dict[int, list[tuple[int, int]]] = {}
-        for at in positions_asked.tolist():
-            which, row = self._at_node[int(clients.ids[at])]
-            by_node.setdefault(which, []).append((at, row))
-        found = {which: np.array(by_node[which]).T for which in sorted(by_node)}
-        return {which: (positions, rows) for which, (positions, rows) in found.items()}
+        nodes, rows = self._at_node[clients.ids[positions_asked]].T
+        return {int(which): (positions_asked[nodes == which], rows[nodes == which]) for which in np.unique(nodes)}
 
     def _download(self, request: Request, group: int | None = None) -> Tree:
         """The download as it is on the wire. ``group``: what its random numbers are from; default: the round."""
@@ -449,7 +442,13 @@ class Remote(HostServer):
         """The form of an exchange's sum. It is the same in all rounds: tracing it took most of the server's time."""
         key = request.stage, request.number
         if key not in self._sums:
-            self._sums[key] = _form_of_sum(self._form(request), request.wire)
+            form, wire, none = self._form(request), request.wire, jnp.zeros(())
+            usual = dataclasses.replace(wire, faults=None)  # faults do not change a form
+
+            def weighted(upload: Tree, download: Tree) -> Tree:
+                return wire.weighted(usual.sent(upload, np.zeros((), np.int32), 1, download)[0], none, none)
+
+            self._sums[key] = jax.eval_shape(weighted, form.upload, form.download)
         return self._sums[key]
 
     def _answer_form(self, request: Request, size: int) -> dict[str, Tree]:
@@ -589,12 +588,3 @@ def write_rows(all_: Tree, positions: np.ndarray | int, part: Tree) -> None:
 def _zeros(forms: Tree) -> Tree:
     """Zero arrays of these forms, to add to, or to write into."""
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), forms)
-
-
-def _form_of_sum(form: ExchangeForm, wire: Wire) -> Tree:
-    """The form of a sum of uploads, weighted as clients do it."""
-    none = jnp.zeros(())
-    usual = dataclasses.replace(wire, faults=None)  # faults do not change a form
-    entering = lambda upload, download: usual.sent(upload, np.zeros((), np.int32), 1, download)[0]  # noqa: E731
-    upload = jax.eval_shape(entering, form.upload, form.download)
-    return jax.eval_shape(lambda upload: wire.weighted(upload, none, none), upload)

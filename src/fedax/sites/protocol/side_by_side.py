@@ -7,6 +7,7 @@ its answers. So runs need not be thread-safe, and each computes the same numbers
 """
 
 import collections
+import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -31,11 +32,10 @@ class _Lane:
     def __init__(self, transport: Transport, work: Callable[[Transport], Unknown]):
         self.sent = self.received = 0
         self._transport, self._work = transport, work
-        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
-        self._ending = self.over = False
+        self._answers: queue.SimpleQueue[dict[int, Message | Failure] | None] = queue.SimpleQueue()  # None: to end
+        self._stopped = threading.Semaphore(0)
         self.messages: Mapping[int, Message] = {}
-        self.timeout = 0.0
-        self.answers: dict[int, Message | Failure] = {}
+        self.timeout, self.over = 0.0, False
         self.result: Unknown = None
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -49,10 +49,8 @@ class _Lane:
 
     def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
         """Ask some nodes, together with the other runs."""
-        if not messages:
-            return
-        self._let_others(messages, timeout)
-        yield from self.answers.items()
+        if messages:
+            yield from self._let_others(messages, timeout).items()
 
     def talk(self, timeout: float) -> Talk:
         """Ask nodes without an end; the messages are this run's alone."""
@@ -66,39 +64,35 @@ class _Lane:
             self.sent += self._transport.sent - sent
             self.received += self._transport.received - received
 
-    def _let_others(self, messages: Mapping[int, Message], timeout: float) -> None:
-        """Wait until all other runs have asked, too, and what they asked is answered."""
+    def _let_others(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | Failure]:
+        """The answers to messages, when all other runs have asked, too."""
         self.messages, self.timeout = messages, timeout
         self._stopped.release()
-        self._go.acquire()
-        if self._ending:
+        if (answers := self._answers.get()) is None:
             raise _Ended
+        return answers
 
     def _run(self) -> None:
-        self._go.acquire()
         try:
-            if not self._ending:
+            if self._answers.get() is not None:
                 self.result = self._work(self)
         except BaseException as error:
             self.error = error
-        finally:
-            self.over = True
-            self._stopped.release()
+        self.over = True
+        self._stopped.release()
 
     # ---- seen by those who run it
 
     def step(self, answers: dict[int, Message | Failure]) -> None:
         """Continue the run until it asks again, or is over; raises what it raises."""
-        self.answers = answers
-        self._go.release()
+        self._answers.put(answers)
         self._stopped.acquire()
         if self.error is not None:
             raise self.error
 
     def end(self) -> None:
         """End it where it waits."""
-        self._ending = True
-        self._go.release()
+        self._answers.put(None)
         self._thread.join()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from fedax.contract.types import Tree, Unknown
 from fedax.errors import NodeError
 from fedax.sites.protocol import masks
+from fedax.sites.protocol.agreement import common_question
 from fedax.sites.protocol.answered import Repeated
 from fedax.sites.protocol.fleet import Fleet
 from fedax.sites.protocol.messages import Message
@@ -35,13 +36,13 @@ class SecureSums:
         self._fleet, self._keys, self._threshold, self._opened = fleet, keys, threshold, opened
 
     def sum(
-        self, asked: NodeMessages, question: str, size: int, bits: int, lost: Callable[[int, str | None], None]
+        self, asked: NodeMessages, model: str, size: int, bits: int, lost: Callable[[int, str | None], None]
     ) -> Asking[tuple[np.ndarray, dict[int, dict[str, Unknown]]]]:
         """The sum over the nodes that answer, and the heads of their answers; yields messages, and is sent answers.
 
         Args:
             asked: the message to each node, as it would be without masks.
-            question: a digest of the question that all of them have in common.
+            model: the digest of the download that all of them have in common.
             size: how many whole numbers each node has.
             bits: of each.
             lost: is called with a node that is lost on the way, and why it refuses, if it does.
@@ -50,9 +51,8 @@ class SecureSums:
             NodeError: too few nodes are left, or one answers something else than it was asked.
             Repeated: a node has answered this for another sum before.
         """
-        order, session = sorted(asked), secrets.randbits(31)
-        least = masks.least(len(order), self._threshold)
-        head = asked[order[0]].head
+        order, session = sorted(asked), secrets.randbits(31)  # nodes are known by their positions in it
+        least, head = masks.least(len(order), self._threshold), asked[order[0]].head
         if len(order) < least:
             raise NodeError(
                 f"in round {head['round']} clients are asked at {len(order)} nodes, and at {least} they have to be for "
@@ -60,65 +60,56 @@ class SecureSums:
             )
 
         def ask(
-            nodes: Collection[int], kind: str | None, told: Callable[[int], dict[str, Unknown]], wanted: Tree = None
+            positions: Collection[int], kind: str | None, told: Callable[[int], dict[str, Unknown]], wanted: Tree = None
         ) -> Asking[dict[int, tuple[dict[str, Unknown], dict[str, Tree]]]]:
             """The answers of the nodes that do answer, and still have the secrets of the exchange."""
-            parts = {which: _part(asked[which], kind, {"session": session} | told(which)) for which in nodes}
-            answers = yield parts
+            answers = yield {order[k]: _part(asked[order[k]], kind, {"session": session} | told(k)) for k in positions}
+            found = {}
             for which, answer in answers.items():
                 if answer is not None and "repeated" in answer.head:
                     lost(which, str(answer.head["repeated"]))
                     raise Repeated(str(answer.head["repeated"]))
-            found = {
-                which: (answer.head, self._opened(which, answer, wanted or {}))
-                for which, answer in answers.items()
-                if answer is not None and answer.head.get("lost") is not True
-            }
-            for which in parts if kind in ("offer", None) else ():  # later its sum is there, whatever becomes of it
-                if which not in found:
-                    lost(which, None)
+                if answer is not None and answer.head.get("lost") is not True:
+                    found[order.index(which)] = answer.head, self._opened(which, answer, wanted or {})
+            for k in positions if kind in ("offer", None) else ():  # later its sum is there, whatever becomes of it
+                if k not in found:
+                    lost(order[k], None)
             if len(found) < least:
                 raise NodeError(
                     f"{len(found)} of {len(order)} nodes are left in round {head['round']}, and {least} have to be for "
                     "a sum that hides each node; --resume goes on when they are back"
                 )
-            return found
+            return dict(sorted(found.items()))
 
         # First, the nodes offer masks.
+        question = common_question(head["agreement"], head["stage"], head["round"], head["exchange"], model)
         keys = [self._keys[which]._asdict() for which in order]
-        common = {"threshold": least, "question": question, "keys": keys}
+        told = {"threshold": least, "question": question, "keys": keys}
+        replies = yield from ask(range(len(order)), "offer", lambda k: told | {"position": k})
         offers = {}
-        for which, (answer, _) in (
-            yield from ask(order, "offer", lambda k: common | {"position": order.index(k)})
-        ).items():
+        for k, (answer, _) in replies.items():
             try:
-                offers[which] = masks.Offer.of(answer["offer"], order.index(which), len(order))
+                offers[k] = masks.Offer.of(answer["offer"], k, len(order))
             except (LookupError, TypeError, ValueError) as error:
                 text = f"{type(error).__name__}: {error}"
-                raise NodeError(f"clients {self._fleet.names(which)}: its masks are none ({text})") from error
-
-        def offered(which: int) -> dict[str, Unknown]:
-            return {
-                "offers": {str(order.index(other)): offers[other].to(order.index(which)) for other in sorted(offers)}
-            }
-
+                raise NodeError(f"clients {self._fleet.names(order[k])}: its masks are none ({text})") from error
         # Second, they send masked sums.
         form = {"masked": jax.ShapeDtypeStruct((size * bits // 8,), np.uint8)}
-        answers = yield from ask(offers, None, offered, form)
+        offered = lambda k: {"offers": {str(other): offer.to(k) for other, offer in offers.items()}}  # noqa: E731
+        sums = yield from ask(offers, None, offered, form)
         # Third, they agree whose sums are added, and reveal the shares that remove the masks.
-        survivors = {"survivors": sorted(map(order.index, answers))}
-        replies = yield from ask(answers, "agree", lambda _: survivors)
-        agreed = {"agreed": {str(order.index(which)): answer.get("agreed") for which, (answer, _) in replies.items()}}
-        replies = yield from ask(replies, "unmask", lambda _: agreed)
+        replies = yield from ask(sums, "agree", lambda k: {"survivors": [*sums]})
+        agreed = {str(k): answer.get("agreed") for k, (answer, _) in replies.items()}
+        replies = yield from ask(replies, "unmask", lambda k: {"agreed": agreed})
         summed = masks.total(
             "/".join(str(head[name]) for name in ("agreement", "stage", "round", "exchange")) + f"/{session}",
-            {order.index(which): arrays["masked"] for which, (_, arrays) in answers.items()},
-            {order.index(which): offer for which, offer in offers.items()},
-            {order.index(which): answer.get("told") for which, (answer, _) in replies.items()},
+            {k: arrays["masked"] for k, (_, arrays) in sums.items()},
+            offers,
+            {k: answer.get("told") for k, (answer, _) in replies.items()},
             least,
             bits,
         )
-        return summed, {which: answer for which, (answer, _) in sorted(answers.items())}
+        return summed, {order[k]: answer for k, (answer, _) in sums.items()}
 
 
 def _part(message: Message, kind: str | None, told: Mapping[str, Unknown]) -> Message:
