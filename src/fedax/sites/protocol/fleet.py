@@ -418,10 +418,10 @@ def _census(nodes: Sequence[dict[str, Unknown]]) -> tuple[Census, int | None]:
                 f"{clients}: an example is {about['example']}, and that of clients "
                 f"{_listed(first['names'])} {first['example']}; bring all to one form"
             )
-        for name, *of_one in zip(about["names"], about["sizes"], about["digests"], strict=True):
+        for name, size, digest in zip(about["names"], about["sizes"], about["digests"], strict=True):
             if name in of_client:
                 raise NodeError(f"client {name!r} is at two nodes; give every client a name of its own, or stop one")
-            of_client[name] = of_one[0], of_one[1]
+            of_client[name] = size, digest
         if about["transform"] != first["transform"]:
             raise NodeError(
                 f"{clients}: another transform made examples of their tables "
