@@ -314,18 +314,14 @@ class Remote(HostServer):
         while evaluation.messages:
             if round_.answers is not None:
                 round_.go_on()
-            self._ask_both(evaluation, round_)
+            before = self._spent()
+            (evaluation.answers, first), shares = self.fleet.ask_together([evaluation.messages, round_.messages])
+            round_.answers = first or None
+            self._ahead[:2] += np.floor((self._spent() - before)[:2] * shares[1])
             evaluation.go_on()
         self._prefetched, self._ahead[3] = round_, time.perf_counter() - began
         self._seconds += self._ahead[3]
         return evaluation.result
-
-    def _ask_both(self, evaluation: UnderWay[Figures], round_: UnderWay[State]) -> None:
-        """Ask the nodes what an evaluation and the next round ask."""
-        before = self._spent()
-        answers, shares = self.fleet.ask_together([evaluation.messages, round_.messages])
-        evaluation.answers, round_.answers = answers[0], answers[1] or None
-        self._ahead[:2] += np.floor((self._spent() - before)[:2] * shares[1])
 
     def _round(self, state: State, index: int, stage: str) -> Asking[State]:
         """A round, or the warm-up; yields messages to the nodes, and is sent their answers."""
@@ -359,7 +355,9 @@ class Remote(HostServer):
         wire, cohort = request.wire, np.arange(len(request.counts))
         if request.at is not None:  # a cohort of its own
             request, cohort = request._replace(clients=request.clients.alone(request.at)), cohort[request.at][None]
-        at_nodes = self._by_node(request.clients, np.flatnonzero(self._answered[cohort]))
+        asked = np.flatnonzero(self._answered[cohort])
+        nodes, rows = self._at_node[request.clients.ids[asked]].T
+        at_nodes: AtNodes = {int(which): (asked[nodes == which], rows[nodes == which]) for which in np.unique(nodes)}
         download = self._download(request)
         messages = {which: self._exchange_message(request, download, *at) for which, at in at_nodes.items()}
         if wire.secure is not None and request.exchange.server is not None:
@@ -412,11 +410,6 @@ class Remote(HostServer):
     def _version(self, request: Request) -> int:
         """The version of a client's memory after an exchange."""
         return version_after(request.stage, self.index, request.number)
-
-    def _by_node(self, clients: Clients, positions_asked: np.ndarray) -> AtNodes:
-        """Node -> the positions of its clients in the cohort, and their rows at the node."""
-        nodes, rows = self._at_node[clients.ids[positions_asked]].T
-        return {int(which): (positions_asked[nodes == which], rows[nodes == which]) for which in np.unique(nodes)}
 
     def _download(self, request: Request, group: int | None = None) -> Tree:
         """The download as it is on the wire. ``group``: what its random numbers are from; default: the round."""
