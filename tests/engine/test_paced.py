@@ -260,7 +260,7 @@ def test_arrivals_that_are_lost_or_changed(tmp_path):
     trace.add(3, 0, 1, 2.0, 0.5)  # after the checkpoint
     trace.write()
     again = paced.Trace(path, names)
-    assert again.restore(place) == [(1, 1.75), (0, 0.75), (2, 2.75)] and len(path.read_text().splitlines()) == 4
+    assert again.restore(place) == [(1, 1.75), (0, 0.75), (2, 2.75)] and path.read_text().count("\n") == 4
     clock = fedax.Clock.from_csv(path)
     assert clock.latency.clients == {1: names[1], 0: "a", 2: names[1]}
     path.write_text(path.read_text().replace("0.25", "0.26"))
