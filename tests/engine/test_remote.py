@@ -51,7 +51,7 @@ Spy = Callable[[int, Message, Any], Any]
 @pytest.fixture
 def apart(monkeypatch):
     """Every message on its own: an evaluation does not take the first messages of the next round with it."""
-    monkeypatch.setattr(Remote, "_evaluate_and_prefetch", lambda self, evaluation, *_: self._run_round(evaluation))
+    monkeypatch.setattr(Remote, "_evaluate_and_prefetch", lambda self, evaluation, *_: self._run(evaluation))
 
 
 @pytest.fixture(autouse=True)
@@ -1088,7 +1088,7 @@ def test_traffic_and_costs_go_on(tmp_path):
 def test_time_is_that_of_rounds(alone, monkeypatch):
     """Each node takes its time for a round, and for an evaluation, which counts only where it travels with a round."""
     if alone:
-        monkeypatch.setattr(Remote, "_evaluate_and_prefetch", lambda self, evaluation, *_: self._run_round(evaluation))
+        monkeypatch.setattr(Remote, "_evaluate_and_prefetch", lambda self, evaluation, *_: self._run(evaluation))
     spent = {"evaluate": 0.0, "exchange": 0.0}
 
     def slow(number, message, answer):

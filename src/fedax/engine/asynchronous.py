@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedax.contract.algorithm import Round
 from fedax.contract.compression import decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
@@ -68,12 +69,9 @@ class _Arrivals:
 def one_group(hyper: Hyper, fed: Federation, key: Array, state: State, group: Group, plan: Plan) -> tuple[State, Tally]:
     """Start the clients of a group, and take the step that follows it, if one does."""
     method = resolve(hyper.method, group.version)
-    weights = group.weights.astype(fed.weights.dtype)
     steps = group.steps if plan.steps is None else jnp.int32(plan.steps)
-    starting = placed(fed, group.ids, jnp.zeros_like(weights), steps, plan)
-    heard = placed(fed, group.heard, weights, group.heard_steps, plan)
-    round_ = round_of(heard, group.version, stage_key(key, group.version, "exchanges"), plan)
-    round_ = round_._replace(staleness=group.staleness)
+    starting = placed(fed, group.ids, jnp.zeros(group.ids.shape, fed.weights.dtype), steps, plan)
+    heard, round_ = heard_of(fed, key, group, plan)
     before = jax.tree.map(lambda leaf: leaf.at[starting.ids].get(mode="clip"), state.memory)
     device = Device(hyper, method, fed, stage_key(key, group.number, "exchanges"), group.version, before, plan, None)
     place = _Arrivals(device, starting, group, state.box)
@@ -89,6 +87,13 @@ def one_group(hyper: Hyper, fed: Federation, key: Array, state: State, group: Gr
     done = device.done._replace(clients=jnp.sum(starting.present, dtype=jnp.int32))
     server = chosen_state(group.step, end.server, state.server)
     return State(server, kept, exclusions, place.box), done
+
+
+def heard_of(fed: Federation, key: Array, group: Group, plan: Plan) -> tuple[Clients, Round]:
+    """The clients whose answers make the step after a group, and what the server knows of it; ``key``: the run's."""
+    heard = placed(fed, group.heard, group.weights.astype(fed.weights.dtype), group.heard_steps, plan)
+    round_ = round_of(heard, group.version, stage_key(key, group.version, "exchanges"), plan)
+    return heard, round_._replace(staleness=group.staleness)
 
 
 def some_groups(

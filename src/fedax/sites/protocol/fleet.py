@@ -19,7 +19,7 @@ from fedax.errors import DataError, NodeError
 from fedax.federation.census import Census
 from fedax.metrics.base import Metric
 from fedax.sites.protocol.agreement import PARTS, Agreement, digest_of_text, precise_versions, train_sizes
-from fedax.sites.protocol.messages import Failure, Message, Transport, heads_of, packed, unpacked
+from fedax.sites.protocol.messages import Failure, Message, Transport, asked_together, heads_of, packed, unpacked
 
 _PAUSE = 0.5  # seconds before missing nodes are looked for again
 _LONG = 86400.0  # seconds that a message to a node may be under way where nobody waits for it
@@ -62,6 +62,7 @@ class Fleet:
         classes: one more than the largest label, where the examples have whole numbers as labels.
         split: how each client splits its rows, as arguments of :func:`fedax.data.split`; ``None``: it does not.
         agreements: the agreements so far, by a digest of what was asked for.
+        waited: seconds for which answers were waited for so far.
         tested: the number of a client -> how many test examples it has, where the nodes have dealt them; else empty.
 
     Raises:
@@ -70,21 +71,19 @@ class Fleet:
     """
 
     def __init__(self, transport: Transport, timeout: float = 600.0, nodes: int | None = None, wait: float = 60.0):
-        self.transport, self.timeout = transport, timeout
-        self._waited = [0.0]  # of all that are dealt from it, too
+        self.transport, self.timeout, self.waited = transport, timeout, 0.0
         self._absent: set[int] = set()
-        self._name = who()
         found = self._gather(nodes, wait)
-        self.census, self.classes, owners = _census(found)
+        self.census, self.classes = _census([about for _, about in found])
+        places = {name: i for i, name in enumerate(self.census.names)}
         self._nodes = [
-            _FleetNode(number, about, np.array([owners[name] for name in about["names"]])) for number, about in found
+            _FleetNode(number, about, np.array([places[name] for name in about["names"]])) for number, about in found
         ]
         self._held = [{part: int(n) for part, n in about["held"].items()} for _, about in found]
         self.whole: Fleet = self
         self.split: dict[str, Unknown] | None = None
         self.agreements: dict[str, Agreement] = {}
         self.tested: dict[int, int] = {}
-        self._dealt: dict[tuple[str, bytes], Fleet] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -92,7 +91,7 @@ class Fleet:
     def by(self, transport: Transport) -> "Fleet":
         """A fleet of the same nodes with another transport, which finds out for itself which of them are gone."""
         fleet = copy.copy(self)
-        fleet.transport, fleet._waited, fleet._absent, fleet._nodes = transport, [0.0], set(), list(self._nodes)
+        fleet.transport, fleet._absent, fleet._nodes = transport, set(), list(self._nodes)
         return fleet
 
     def clients(self, which: int) -> np.ndarray:
@@ -124,15 +123,13 @@ class Fleet:
         """
         start, pending = time.monotonic(), dict(messages)
         try:
-            for which in self._silent([which for which in pending if which in self._absent]):
+            for which in self._silent(pending.keys() & self._absent):
                 del pending[which]
                 yield which, None
             end = time.monotonic() + (timeout or self.timeout)  # of the others, who have not been asked yet
             while pending:
-                by_number = {self._nodes[which].number: which for which in pending}
                 online = {*self.transport.nodes()}
-                if any(number not in online for number in by_number):
-                    by_number = {self._find(which, online): which for which in pending}
+                by_number = {self._find(which, online): which for which in pending}
                 ready = {number: pending[which] for number, which in by_number.items() if number in online}
                 remaining, waiting = end - time.monotonic(), len(pending)
                 if remaining <= 0:
@@ -148,7 +145,18 @@ class Fleet:
                 self._absent.add(which)
                 yield which, None
         finally:
-            self._waited[0] += time.monotonic() - start
+            self.waited += time.monotonic() - start
+
+    def ask_together(
+        self, questions: Sequence[Mapping[int, Message]]
+    ) -> tuple[list[dict[int, Message | None]], np.ndarray]:
+        """:meth:`ask` several questions at once: the answers to each, and [questions, 2] its share of the bytes."""
+        found, shares = asked_together(questions, self.ask)
+        names = [f"clients {self.names(which)}" for which in range(len(self))]
+        return [
+            {which: None if answer is None else _received(names[which], answer) for which, answer in answers.items()}
+            for answers in found
+        ], shares
 
     def talk(self) -> Generator[list[tuple[int, Message]], Mapping[int, Message], None]:
         """Ask nodes without an end: it is sent messages, by node, and yields the answers there are at its next look.
@@ -162,34 +170,27 @@ class Fleet:
         next(talk)
         pending: dict[int, Message] = {}  # by node
         away: set[int] = set()  # those of them that cannot be reached
-        by_number: dict[int, int] = {}
         look = 0.0  # when those are looked for again
         messages = yield []
         while True:
-            pending.update(messages)
-            ready = {self._nodes[which].number: which for which in messages}
+            pending |= messages
+            ready = [*messages]
             if away and time.monotonic() >= look:
                 online, look = {*self.transport.nodes()}, time.monotonic() + _PAUSE
-                ready |= {number: which for which in sorted(away) if (number := self._find(which, online)) in online}
-            away -= {*ready.values()}
-            by_number |= ready
+                ready += [which for which in sorted(away) if self._find(which, online) in online]
+            away -= {*ready}
             began = time.monotonic()
-            came = talk.send({number: pending[which] for number, which in ready.items()})
-            self._waited[0] += time.monotonic() - began
+            came = talk.send({self._nodes[which].number: pending[which] for which in ready})
+            self.waited += time.monotonic() - began
             answers = []
             for number, answer in came:
-                which = by_number[number]
+                which = next(which for which in pending if self._nodes[which].number == number)
                 if (message := _received(f"clients {self.names(which)}", answer, pending[which])) is None:
                     away.add(which)
                 else:
                     del pending[which]
                     answers.append((which, message))
             messages = yield answers
-
-    @property
-    def waited(self) -> float:
-        """Seconds that the server waited for answers so far."""
-        return self._waited[0]
 
     def dealt(self, split: Mapping[str, Unknown]) -> "Fleet":
         """The same nodes, where each client splits its rows into training, validation and test.
@@ -209,22 +210,19 @@ class Fleet:
         whole, split = self.whole, dict(split)
         census = whole.census
         text = json.dumps([split, census.names], sort_keys=True)
-        if (known := whole._dealt.get((text, census.weights.tobytes()))) is not None:
-            return known
         fleet = copy.copy(whole)
         fleet.split, parts = split, train_sizes(census.sizes, split)
         fleet.tested = {i: int(n) for i, n in enumerate(parts["test"]) if n} if split["test"] else {}
-        fleet._held = []
-        for which in range(len(whole)):
-            own = {part: int(parts[part][self.clients(which)].sum()) for part in PARTS}
-            fleet._held.append({part: own[part] if split[part] else whole._held[which][part] for part in PARTS})
+        fleet._held = [
+            {part: int(parts[part][self.clients(which)].sum()) if split[part] else held[part] for part in PARTS}
+            for which, held in enumerate(whole._held)
+        ]
         totals = {part: sum(held[part] for held in fleet._held) for part in PARTS}
         for part, n in totals.items():
             if split[part] and not n:
                 raise NodeError(f"data.split.{part} = {split[part]:g}: no client has enough examples for one")
         digests = tuple(f"{digest} {digest_of_text(text)}" for digest in census.digests)
         fleet.census = census._replace(sizes=parts["train"].astype(np.int64), digests=digests, held=totals)
-        whole._dealt[text, census.weights.tobytes()] = fleet
         return fleet
 
     def withheld(self, metrics: Mapping[str, Unknown], parts: Collection[str]) -> dict[str, str]:
@@ -270,15 +268,13 @@ class Fleet:
         withheld: dict[str, str] = {}
         for which, answer in self.ask(dict.fromkeys(range(len(self)), message)):
             tested = [i for i in self.clients(which).tolist() if i in self.tested]
+            head = {"withheld": f"no answer in {self.timeout:g} s"} if answer is None else answer.head
             if not tested:
                 continue
-            if answer is None or answer.head.keys() & {"withheld", "repeated"}:
-                reason = f"no answer in {self.timeout:g} s"
-                if answer is not None:
-                    reason = str(answer.head.get("withheld") or answer.head["repeated"])
-                withheld[self.names(which)] = reason
+            if answer is None or head.keys() & {"withheld", "repeated"}:
+                withheld[self.names(which)] = str(head.get("withheld") or head["repeated"])
                 continue
-            answer_name, columns = f"clients {self.names(which)}: the answer", answer.head.get("columns")
+            answer_name, columns = f"clients {self.names(which)}: the answer", head.get("columns")
             if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
                 raise NodeError(f"{answer_name} names {columns!r} as figures")
             form = jax.ShapeDtypeStruct((len(tested),), np.float64)
@@ -304,7 +300,7 @@ class Fleet:
         Raises:
             NodeError: a node objects, or does not answer.
         """
-        head = {"kind": "agreement", "text": agreement.text, "server": self._name}
+        head = {"kind": "agreement", "text": agreement.text, "server": who()}
         message = Message(head, packed({"frozen": frozen}) if jax.tree.leaves(frozen) else b"")
         answers = {}
         for which, answer in self.ask(dict.fromkeys(range(len(self)), message)):
@@ -335,18 +331,17 @@ class Fleet:
                 found[number] = _checked(number, message.head)
         return found
 
-    def _silent(self, absent: list[int]) -> list[int]:
-        """The nodes that have timed out and still show no sign of life."""
+    def _silent(self, absent: Collection[int]) -> Collection[int]:
+        """Those of the nodes that have timed out that still show no sign of life."""
         if not absent:
-            return []
+            return ()
         online = {*self.transport.nodes()}
         by_number = {number: which for which in absent if (number := self._find(which, online)) in online}
-        for number, answer in self.transport.ask(
-            dict.fromkeys(by_number, Message({"kind": "hello"})), min(_SIGN, self.timeout)
-        ):
+        hello = dict.fromkeys(by_number, Message({"kind": "hello"}))
+        for number, answer in self.transport.ask(hello, min(_SIGN, self.timeout)):
             if isinstance(answer, Message):
                 self._absent.discard(by_number[number])
-        return [which for which in absent if which in self._absent]
+        return sorted(self._absent.intersection(absent))
 
     def _find(self, which: int, online: set[int]) -> int:
         """The number of a node, which may have come back under another one."""
@@ -391,70 +386,65 @@ def who() -> str:
 def _checked(number: int, about: dict[str, Unknown]) -> dict[str, Unknown]:
     """The description of a node, after a check of its form."""
     try:
-        names, sizes, digests = about["names"], about["sizes"], about["digests"]
-        valid = len(names) == len(sizes) == len(digests) > 0 and all(type(n) is int and 0 < n < 2**31 for n in sizes)
-        valid = valid and all(isinstance(text, str) for text in (*names, *digests, about["mark"]))
-        valid = valid and about["held"].keys() == {"val", "test"} and isinstance(about["classes"], int | None)
-        valid = valid and all(type(n) is int and 0 <= n < 2**31 for n in about["held"].values())
-        figures = about["figures"]
-        valid = valid and isinstance(figures["noise"], bool) and isinstance(figures["columns"], list | None)
-        valid = valid and isinstance(about["versions"], dict) and isinstance(about["transform"], dict | None)
-        example = {name: (np.dtype(kind), [*map(int, shape)]) for name, (kind, shape) in about["example"].items()}
-        if not valid or not example:
+        names, sizes, digests, figures = (about[entry] for entry in ("names", "sizes", "digests", "figures"))
+        counts = [(size, 1) for size in sizes] + [(about["held"][part], 0) for part in PARTS]
+        kinds = [
+            *[(text, str) for text in (*names, *digests, about["mark"])], (about["classes"], int | None),
+            (figures["noise"], bool), (figures["columns"], list | None), (about["versions"], dict),
+            (about["transform"], dict | None),
+        ]  # fmt: skip
+        example = [(np.dtype(kind), [*map(int, shape)]) for kind, shape in about["example"].values()]
+        valid = len(names) == len(sizes) == len(digests) > 0 and len(about["held"]) == len(PARTS)
+        valid = valid and all(type(n) is int and least <= n < 2**31 for n, least in counts)
+        if not (valid and example) or not all(isinstance(entry, kind) for entry, kind in kinds):
             raise ValueError("no clients")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise NodeError(f"node {number}: it does not say who is there ({type(error).__name__}: {error})") from error
     return about
 
 
-def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | None, dict[str, int]]:
-    """The census of all nodes together, the number of classes, and the number of each client."""
-    _, first = found[0]
-    own_versions = precise_versions()
-    number_of: dict[str, int] = {}
-    for number, about in found:
-        differing = [f"{name} {about['versions'].get(name)}, and the server has {own_versions[name]}"
-                  for name in own_versions if about["versions"].get(name) != own_versions[name]]  # fmt: skip
+def _census(nodes: Sequence[dict[str, Unknown]]) -> tuple[Census, int | None]:
+    """The census of all nodes together, by their descriptions, and the number of classes."""
+    first, own_versions = nodes[0], precise_versions()
+    of_client: dict[str, tuple[int, str]] = {}  # size and digest
+    for about in nodes:
+        clients = f"clients {_listed(about['names'])}"
+        differing = [f"{name} {about['versions'].get(name)}, and the server has {version}"
+                     for name, version in own_versions.items() if about["versions"].get(name) != version]  # fmt: skip
         if differing:
-            raise NodeError(f"clients {_listed(about['names'])}: their node has {'; '.join(differing)}")
+            raise NodeError(f"{clients}: their node has {'; '.join(differing)}")
         if about["example"] != first["example"]:
             raise NodeError(
-                f"clients {_listed(about['names'])}: an example is {about['example']}, and that of clients "
+                f"{clients}: an example is {about['example']}, and that of clients "
                 f"{_listed(first['names'])} {first['example']}; bring all to one form"
             )
-        for name in about["names"]:
-            if name in number_of:
+        for name, size, digest in zip(about["names"], about["sizes"], about["digests"], strict=True):
+            if name in of_client:
                 raise NodeError(f"client {name!r} is at two nodes; give every client a name of its own, or stop one")
-            number_of[name] = number
+            of_client[name] = size, digest
         if about["transform"] != first["transform"]:
             raise NodeError(
-                f"clients {_listed(about['names'])}: another transform made examples of their tables "
+                f"{clients}: another transform made examples of their tables "
                 f"than of those of {_listed(first['names'])}; fit one from the summaries of all"
             )
-    names = sorted(number_of, key=by_value)
-    of_client = {name: (size, digest) for _, about in found
-            for name, size, digest in zip(about["names"], about["sizes"], about["digests"], strict=True)}  # fmt: skip
+    names = sorted(of_client, key=by_value)
     sizes = np.array([of_client[name][0] for name in names], np.int64)
     example = {
         name: jax.ShapeDtypeStruct(tuple(shape), np.dtype(kind)) for name, (kind, shape) in first["example"].items()
     }
-    classes = [about["classes"] for _, about in found]
-    transform = None if first["transform"] is None else _transform(first)
-    census = Census(
-        sizes, sizes / sizes.sum(), example, tuple(names), tuple(of_client[name][1] for name in names),
-        {part: sum(about["held"][part] for _, about in found) for part in ("val", "test")}, transform,
-    )  # fmt: skip
-    classes_of_all: int | None = None if None in classes else max(classes)
-    if transform is not None and transform.classes is not None:
-        classes_of_all = len(transform.classes)  # a node may have none of the last
-    return census, classes_of_all, {name: i for i, name in enumerate(names)}
-
-
-def _transform(about: dict[str, Unknown]) -> Transform:
-    try:
-        return Transform.from_json(about["transform"])
-    except DataError as error:
-        raise NodeError(f"clients {_listed(about['names'])}: {error}") from error
+    labels = [about["classes"] for about in nodes]
+    classes: int | None = None if None in labels else max(labels)
+    transform = None
+    if first["transform"] is not None:
+        try:
+            transform = Transform.from_json(first["transform"])
+        except DataError as error:
+            raise NodeError(f"clients {_listed(first['names'])}: {error}") from error
+        if transform.classes is not None:
+            classes = len(transform.classes)  # a node may have none of the last
+    held = {part: sum(about["held"][part] for about in nodes) for part in PARTS}
+    digests = tuple(of_client[name][1] for name in names)
+    return Census(sizes, sizes / sizes.sum(), example, tuple(names), digests, held, transform), classes
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -5,10 +5,11 @@ receiver expects. No message contains code.
 """
 
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -51,6 +52,7 @@ class Failure(NamedTuple):
     gone: bool
 
 
+_Answer = TypeVar("_Answer", Message | Failure, Message | None)
 Talk = Generator[list[tuple[int, Message | Failure]], Mapping[int, Message], None]
 
 _LARGE = 4096  # the size in bytes from which on zeros are left out
@@ -241,3 +243,35 @@ def parted(message: Message, number: int, what: str = "the message") -> list[Mes
     except (safetensors.SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise NodeError(f"{what}: no arrays, or not those of {number or 'its'} parts ({str(error)[:200]})") from error
     return found
+
+
+def asked_together(
+    questions: Sequence[Mapping[int, Message]], ask: Callable[[dict[int, Message]], Iterable[tuple[int, _Answer]]]
+) -> tuple[list[dict[int, _Answer | Failure]], np.ndarray]:
+    """Ask nodes several questions at once: the answers to each, and [questions, 2] its share of the bytes, both ways.
+
+    Args:
+        questions: the messages of each, by node.
+        ask: sends one message to each node, and gives the answers as they come.
+
+    Example:
+        >>> questions = [{1: Message({"k": 1})}, {1: Message({"k": 2}), 2: Message({"k": 3})}]
+        >>> answers, shares = asked_together(questions, lambda messages: messages.items())
+        >>> answers == questions, shares.sum(0).tolist()
+        (True, [1.0, 1.0])
+    """
+    askers = {node: [k for k, each in enumerate(questions) if node in each] for node in itertools.chain(*questions)}
+    messages = {node: joined([questions[k][node] for k in ks]) for node, ks in askers.items()}
+    answers: list[dict[int, _Answer | Failure]] = [{} for _ in questions]
+    sizes = np.zeros((len(questions), 2))
+    for node, answer in ask(messages) if messages else ():
+        parts: Sequence[_Answer | Failure] = [answer] * len(askers[node])
+        if isinstance(answer, Message) and "error" not in answer.head:
+            try:
+                parts = parted(answer, len(parts), "the answer")
+            except NodeError as error:
+                parts = [Failure(str(error), False)] * len(parts)
+        for k, part in zip(askers[node], parts, strict=True):
+            answers[k][node] = part
+            sizes[k] += questions[k][node].size, part.size if isinstance(part, Message) else 0
+    return answers, sizes / np.maximum(sizes.sum(0), 1)

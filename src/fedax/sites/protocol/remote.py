@@ -9,14 +9,15 @@ travel together with the evaluation of the model that the round begins with: a m
 however small it is.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,29 +27,26 @@ from fedax.columns import HEARD, TIME
 from fedax.contract.compression import Compressor, Identity
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
+from fedax.engine.clients import ClientResult
 from fedax.engine.evaluate import measured, model_after
 from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
-from fedax.engine.loop import Clients, Hyper, Request, Response, State, Tally, draw_rounds, exchanges
+from fedax.engine.loop import Clients, Request, Response, State, Tally, exchanges
 from fedax.engine.places.device import first_states, no_exclusions
-from fedax.engine.places.host import (
-    HostServer,
-    downloaded,
-    read_encoded,
-)
+from fedax.engine.places.host import HostServer, downloaded, read_encoded
 from fedax.engine.places.layout import Layout
 from fedax.engine.plan import ExchangeForm
 from fedax.errors import NodeError
-from fedax.federation.participation import Full
 from fedax.metrics import AUC
 from fedax.metrics.base import Metric, added
 from fedax.sites.protocol import masks
 from fedax.sites.protocol.agreement import (
     EVALUATION,
+    STAGES,
     Agreement,
     as_means,
     check_figures,
-    common_question,
+    cohort_of,
     digest_of,
     digest_of_text,
     figures_form,
@@ -61,45 +59,38 @@ from fedax.sites.protocol.agreement import (
 )
 from fedax.sites.protocol.answered import Repeated
 from fedax.sites.protocol.fleet import Fleet
-from fedax.sites.protocol.messages import Message, joined, packed, parted, unpacked
-from fedax.sites.protocol.summed import NodeAnswers, NodeMessages, SecureSums
+from fedax.sites.protocol.messages import Message, packed, unpacked
+from fedax.sites.protocol.summed import Asking, NodeAnswers, NodeMessages, SecureSums
 from fedax.tasks.task import Task
-from fedax.wire.wire import Wire
 
+_Result = TypeVar("_Result")
+AtNodes = dict[int, tuple[np.ndarray, np.ndarray]]  # node -> positions of its clients in a cohort, and rows at the node
 _PARTING = 30.0  # seconds to wait for nodes when a run is over
 
 
-class _Prefetched:
-    """A round whose first messages go with the evaluation before it.
-
-    Args:
-        start: the number of the round.
-        server: the server's state that it begins with.
-        round: the generator of the round.
+class UnderWay(Generic[_Result]):
+    """A round or an evaluation under way, up to where it asks nodes next.
 
     Attributes:
-        messages: those that it has yielded last; none when it is over.
-        answers: the answers to them.
-        state: the state after the round, when it is over.
-        wire: the bytes of its messages on the wire so far, down and up; they count when the round is run.
-        seconds: that it took so far, with the evaluation; they count likewise.
+        messages: what it asks; none when it is over.
+        answers: those to its messages, with which it goes on; ``None``: there are none yet.
+        result: what it has made, when it is over.
     """
 
-    def __init__(self, start: int, server: Tree, round: Generator[NodeMessages, NodeAnswers, State]):
-        self.start, self.server, self.round = start, server, round
-        self.messages: NodeMessages = {}
-        self.answers: NodeAnswers = {}
-        self.state: State | None = None
-        self.wire, self.seconds = (0, 0), 0.0
+    result: _Result
 
-    def step(self, answers: NodeAnswers | None) -> None:
-        """Go on to its next messages, or to its end; ``answers``: those to its last messages, ``None`` at its start."""
-        if self.state is not None:
-            return
+    def __init__(self, steps: Asking[_Result]):
+        self._steps = steps
+        self.answers: NodeAnswers | None = None
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Go on with the answers, or begin."""
         try:
-            self.messages = next(self.round) if answers is None else self.round.send(answers)
+            self.messages = next(self._steps) if self.answers is None else self._steps.send(self.answers)
         except StopIteration as finished:
-            self.messages, self.state = {}, finished.value
+            self.messages, self.result = {}, finished.value
+        self.answers = None
 
 
 def _together(task: Task, results: Sequence[tuple[int, Mapping[str, Tree]]]) -> dict[str, Tree]:
@@ -109,12 +100,12 @@ def _together(task: Task, results: Sequence[tuple[int, Mapping[str, Tree]]]) -> 
         name: functools.reduce(task.whole_metrics[name].joined, [answer["labels"][name] for _, answer in results])
         for name in results[0][1]["labels"]
     }
-    figures: dict[str, Tree] = {}
-    for name in results[0][1]["figures"]:
-        if isinstance(task.metrics.get(name), Metric):
-            figures[name] = functools.reduce(added, [answer["figures"][name] for _, answer in results])
-        else:
-            figures[name] = sum(n * float(answer["figures"][name]) for n, answer in results) / number
+    figures: dict[str, Tree] = {
+        name: functools.reduce(added, [answer["figures"][name] for _, answer in results])
+        if isinstance(task.metrics.get(name), Metric)
+        else sum(n * float(answer["figures"][name]) for n, answer in results) / number
+        for name in results[0][1]["figures"]
+    }
     return {"figures": figures, "labels": labels}
 
 
@@ -159,17 +150,21 @@ class Remote(HostServer):
         self.fleet, self._resumes = fleet, resumes
         dry = traced(job)
         self._forms, self._number = dry.forms, number
-        self._agreement = agreement_of(job, fleet, config, number, program_of(dry))
-        self._run = self._agreement.digest
-        self._older_versions: list[np.ndarray] = []  # at the two checkpoints before the last
-        self._prefetched: _Prefetched | None = None
-        self._sums: dict[tuple[str, int, int], tuple[Tree, Tree]] = {}
+        agreement = agreement_of(job, fleet, config, number, program_of(dry))
+        self._digest = agreement.digest
+        self._at_node = np.zeros((job.plan.num_clients, 2), int)  # each client's node, and its row there
+        for which in range(len(fleet)):
+            self._at_node[fleet.clients(which)] = [(which, row) for row in range(len(fleet.clients(which)))]
+        self._checkpoints: collections.deque[np.ndarray] = collections.deque(maxlen=3)  # versions at the last ones
+        self._prefetched: UnderWay[State] | None = None
+        self._sums: dict[tuple[str, int], Tree] = {}
         self._done = np.zeros(3, np.int64)
-        self._traffic_before = (fleet.transport.sent, fleet.transport.received, fleet.waited)
-        self._seconds = 0.0  # that rounds took since the last look
+        self._seconds = 0.0  # that rounds took so far
+        self._ahead = np.zeros(4)  # what was spent on the prefetched round, and counts when it is run
+        self._counted = self._spent()
         self.counts: dict[str, Tree] = {}  # of the last evaluation: part -> counts of scores
         check_figures(job)
-        checked = fleet.agree(self._agreement, job.plan.task.frozen)
+        checked = fleet.agree(agreement, job.plan.task.frozen)
         self._secure: SecureSums | None = None
         if job.hyper.wire.secure is not None:
             masks.require()
@@ -191,8 +186,8 @@ class Remote(HostServer):
         versions[:, 0] = self._number
         state = State(server, versions, jax.tree.map(np.array, no_exclusions(job.plan)))
         if not self._resumes and resolve(job.hyper.method, 0).warmup():
-            everyone, began = job.hyper._replace(participation=Full()), time.perf_counter()
-            state = self._run_round(self._round(state, 0, "warmup", everyone))
+            began = time.perf_counter()
+            state = self._run(UnderWay(self._round(state, 0, "warmup")))
             self._seconds += time.perf_counter() - began
         return state, self._tally()
 
@@ -200,17 +195,9 @@ class Remote(HostServer):
         """Run rounds start … stop − 1: the new state, and the tally."""
         for index in range(start, stop):
             began = time.perf_counter()
-            prefetched, self._prefetched = self._prefetched, None
-            if prefetched is not None and prefetched.start == index and prefetched.server is state.server:
-                state = prefetched.state or self._run_round(prefetched.round, prefetched.answers)
-                self._traffic_before = (
-                    self._traffic_before[0] - prefetched.wire[0],
-                    self._traffic_before[1] - prefetched.wire[1],
-                    self._traffic_before[2],
-                )
-                self._seconds += prefetched.seconds
-            else:
-                state = self._run_round(self._round(state, index, "exchanges", self.job.hyper))
+            round_ = self._prefetched or UnderWay(self._round(state, index, "exchanges"))
+            self._prefetched, self._ahead = None, np.zeros(4)
+            state = self._run(round_)
             self._seconds += time.perf_counter() - began
         return state, self._tally()
 
@@ -222,7 +209,7 @@ class Remote(HostServer):
         """
         job = self.job
         model = model_after(job.hyper.method, state.server, index)[0]
-        evaluation = self._evaluation(model, index)
+        evaluation = UnderWay(self._evaluation(model, index))
         train, held, heard = self._evaluate_and_prefetch(evaluation, state, index, model)
         self.counts = {
             part: of_part["figures"]["auc"]["counts"]
@@ -232,49 +219,45 @@ class Remote(HostServer):
         (row,) = measured(job, state.server, index, train, held)
         return [row | {HEARD: heard}]
 
-    def _evaluation(self, model: Tree, index: int) -> Generator[NodeMessages, NodeAnswers, Figures]:
+    def _evaluation(self, model: Tree, index: int) -> Asking[Figures]:
         """The figures of a model; yields messages to the nodes, and is sent their answers."""
-        job, every = self.job, range(len(self.fleet))
-        head = {
-            "kind": "evaluate", "agreement": self._run, "stage": EVALUATION, "round": index, "exchange": 0, "told": {},
-        }  # fmt: skip
-        messages = dict.fromkeys(every, Message(head, packed({"model": model})))
-        forms = figures_form(job, _parts_at_nodes(job))
+        question = self._question("evaluate", EVALUATION, index, 0, {}, {"model": model})
+        messages = dict.fromkeys(range(len(self.fleet)), question)
+        forms = figures_form(self.job, _parts_at_nodes(self.job))
         if self._secure is not None:
             return (yield from self._secure_figures(messages, digest_of(model), forms))
         answers = yield messages
-        arrays: dict[int, dict[str, Tree]] = {}
+        found: dict[int, dict[str, Tree]] = {}
         why = f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}"
-        for which, answer in answers.items():
+        for which, answer in sorted(answers.items()):
             if answer is not None and "repeated" in answer.head:
                 why = f"clients {self.fleet.names(which)}: {answer.head['repeated']}; begin a new run"
             elif answer is not None:
                 wanted = {part: form for part, form in forms.items() if part in ("train", *self.fleet.held(which))}
-                arrays[which] = self._opened(which, answer, wanted)
-        if not arrays:
+                found[which] = self._opened(which, answer, wanted)
+        if not found:
             raise NodeError(why)
-        sums = [arrays[which]["train"] for which in sorted(arrays)]
+        train = jax.tree.map(
+            lambda *leaves: functools.reduce(np.add, leaves), *[each["train"] for each in found.values()]
+        )
         held = {}
         for part in forms.keys() - {"train"}:
-            answered = {which: arrays[which][part] for which in sorted(arrays) if part in arrays[which]}
-            results = [(self.fleet.held(which)[part], answer) for which, answer in answered.items()]
+            results = [(self.fleet.held(which)[part], each[part]) for which, each in found.items() if part in each]
             if results:
-                held[part] = _together(job.plan.task, results)
-        return self._heard(functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), sums), held, arrays)
+                held[part] = _together(self.job.plan.task, results)
+        return self._heard(train, held, found)
 
-    def _secure_figures(
-        self, messages: NodeMessages, model: str, forms: dict[str, Tree]
-    ) -> Generator[NodeMessages, NodeAnswers, Figures]:
+    def _secure_figures(self, messages: NodeMessages, model: str, forms: dict[str, Tree]) -> Asking[Figures]:
         """The figures as a secure sum: of all nodes that answer together, and of none alone."""
         assert self._secure is not None
-        head = messages[0].head
-        question = common_question(self._run, EVALUATION, head["round"], 0, model)
         size = 1 + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(forms))
         try:
-            total, heads = yield from self._secure.sum(messages, question, size, 64, lambda which, why: None)
+            total, heads = yield from self._secure.sum(messages, model, size, 64, lambda which, why: None)
         except Repeated as error:
-            text = f"the model of round {head['round']} was evaluated over other nodes before, or is another one"
-            raise NodeError(f"{text} ({error}); --resume goes on when they are back") from error
+            text = (
+                f"the model of round {messages[0].head['round']} was evaluated over other nodes before, or is another"
+            )
+            raise NodeError(f"{text} one ({error}); --resume goes on when they are back") from error
         found = figures_tree(masks.decode_figures(total), forms)
         held = {}
         for part, answer in found.items():
@@ -293,109 +276,65 @@ class Remote(HostServer):
 
     def traffic(self) -> dict[str, Unknown]:
         """Bytes on the wire, seconds of waiting and seconds of rounds, since the last call."""
-        now = (self.fleet.transport.sent, self.fleet.transport.received, self.fleet.waited)
-        down, up, waited = (new - old for new, old in zip(now, self._traffic_before, strict=True))
-        self._traffic_before = now
-        seconds, self._seconds = self._seconds, 0.0
-        return {"wire_down": int(down), "wire_up": int(up), "waited": float(waited), TIME: seconds}
+        now = self._spent() - self._ahead
+        (down, up, waited, seconds), self._counted = (now - self._counted).tolist(), now
+        return {"wire_down": int(down), "wire_up": int(up), "waited": waited, TIME: seconds}
+
+    def _spent(self) -> np.ndarray:
+        """Bytes sent and received, seconds of waiting and seconds of rounds, so far."""
+        transport = self.fleet.transport
+        return np.array([transport.sent, transport.received, self.fleet.waited, self._seconds])
 
     def forget(self) -> None:
         """Tell the nodes that the run is over, and that they can delete its memory."""
-        messages = dict.fromkeys(range(len(self.fleet)), Message({"kind": "forget", "agreement": self._run}))
+        messages = dict.fromkeys(range(len(self.fleet)), Message({"kind": "forget", "agreement": self._digest}))
         with contextlib.suppress(NodeError):  # the run is over, whatever a node says now
-            for _ in self.fleet.ask(messages, min(self.fleet.timeout, _PARTING)):
-                pass
+            dict(self.fleet.ask(messages, min(self.fleet.timeout, _PARTING)))
 
     # ---- a round
 
-    def _run_round(
-        self, round_: Generator[NodeMessages, NodeAnswers, State], answers: NodeAnswers | None = None
-    ) -> State:
-        """Send a round's messages to the nodes until it ends; ``answers``: those to messages that were sent already."""
-        try:
-            messages = next(round_) if answers is None else round_.send(answers)
-            while True:
-                messages = round_.send(dict(self.fleet.ask(messages)))
-        except StopIteration as finished:
-            state: State = finished.value
-            return state
+    def _run(self, under_way: UnderWay[_Result]) -> _Result:
+        """Ask the nodes what a round, or an evaluation, asks, until it is over: its result."""
+        while under_way.messages:
+            if under_way.answers is None:
+                under_way.answers = dict(self.fleet.ask(under_way.messages))
+            under_way.go_on()
+        return under_way.result
 
-    def _evaluate_and_prefetch(
-        self, evaluation: Generator[NodeMessages, NodeAnswers, Figures], state: State, index: int, model: Tree
-    ) -> Figures:
+    def _evaluate_and_prefetch(self, evaluation: UnderWay[Figures], state: State, index: int, model: Tree) -> Figures:
         """The figures of an evaluation; the messages of the next round are sent together with its own.
 
         Not if the figures, or a guard, may end the run: clients should not work for a round that does not take place.
         """
-        job = self.job
+        job, began = self.job, time.perf_counter()
         certain = index < job.rounds and job.until is None and not job.plan.stops
-        round_ = None
-        if certain and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):
-            round_ = _Prefetched(index, state.server, self._round(state, index, "exchanges", job.hyper))
-        began, messages = time.perf_counter(), next(evaluation)
-        if round_ is not None:
-            round_.step(None)
-        while True:
-            answers = self._ask_both(messages, round_)
-            try:
-                messages = evaluation.send(answers)
-            except StopIteration as finished:
-                figures: Figures = finished.value
-                break
-            if round_ is not None:
-                round_.step(round_.answers)
-        if round_ is not None:
-            round_.seconds = time.perf_counter() - began
-            self._prefetched = round_
-        return figures
+        if not certain or not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):
+            return self._run(evaluation)
+        round_ = UnderWay(self._round(state, index, "exchanges"))
+        while evaluation.messages:
+            if round_.answers is not None:
+                round_.go_on()
+            before = self._spent()
+            (evaluation.answers, first), shares = self.fleet.ask_together([evaluation.messages, round_.messages])
+            round_.answers = first or None
+            self._ahead[:2] += np.floor((self._spent() - before)[:2] * shares[1])
+            evaluation.go_on()
+        self._prefetched, self._ahead[3] = round_, time.perf_counter() - began
+        self._seconds += self._ahead[3]
+        return evaluation.result
 
-    def _ask_both(self, messages: NodeMessages, round_: "_Prefetched | None") -> NodeAnswers:
-        """The answers to the messages of an evaluation; those to the ones of the next round are left with it."""
-        first = {} if round_ is None else round_.messages
-        joined_messages = {
-            which: joined([each[which] for each in (messages, first) if which in each]) for which in messages | first
-        }
-        sent, received = self.fleet.transport.sent, self.fleet.transport.received
-        answers: NodeAnswers = {}
-        of_round: NodeAnswers = {}
-        round_bytes = [0.0, 0.0]  # of the bytes, what the round's part is
-        all_bytes = [0, 0]
-        for which, answer in self.fleet.ask(joined_messages):
-            owners = [each for each, sent_ in ((answers, messages), (of_round, first)) if which in sent_]
-            answer_name = f"clients {self.fleet.names(which)}: the answer"
-            parts = [None] * len(owners) if answer is None else parted(answer, len(owners), answer_name)
-            for owner, part in zip(owners, parts, strict=True):
-                owner[which] = part
-            if which in first:
-                round_bytes[0] += first[which].size
-                round_bytes[1] += 0 if (part := of_round[which]) is None else part.size
-            all_bytes[0] += joined_messages[which].size
-            all_bytes[1] += 0 if answer is None else answer.size
-        traffic = self.fleet.transport.sent - sent, self.fleet.transport.received - received
-        # Arrays that are equal go once, so that the round's part alone may be larger than both parts joined.
-        shares = [min(1.0, part / all_) if all_ else 0.0 for part, all_ in zip(round_bytes, all_bytes, strict=True)]
-        if round_ is not None and first:
-            down, up = (int(n * share) for n, share in zip(traffic, shares, strict=True))
-            round_.answers, round_.wire = of_round, (round_.wire[0] + down, round_.wire[1] + up)
-            before = self._traffic_before
-            self._traffic_before = before[0] + down, before[1] + up, before[2]
-        return answers
-
-    def _round(self, state: State, index: int, stage: str, hyper: Hyper) -> Generator[NodeMessages, NodeAnswers, State]:
+    def _round(self, state: State, index: int, stage: str) -> Asking[State]:
         """A round, or the warm-up; yields messages to the nodes, and is sent their answers."""
-        job, plan = self.job, self.job.plan
-        indices = np.array([index], np.int32)
-        drawn = draw_rounds(hyper, job.fed, job.key, indices, plan=plan, stage=stage)
-        clients, round_ = jax.tree.map(lambda leaf: leaf[0], drawn)
-        self.index, versions = index, state.memory[:, 1]
+        job, self.index = self.job, index
+        clients, round_ = cohort_of(job, stage, index)
         # A checkpoint is made after every round, and two are kept: at the start of this round, and of the one before.
         # That of the start may still have to be written, so a third version is kept.
-        older = [*self._older_versions, versions, versions][:2]
-        self._kept_versions = np.stack([versions, *older], axis=1)
-        self._versions = versions.copy()
+        self._checkpoints.append(state.memory[:, 1])
+        self._kept_versions = np.stack(self._checkpoints, axis=1)
+        self._versions = self._checkpoints[-1].copy()
         self._answered = clients.present.copy()  # those that answered so far
         method = resolve(job.hyper.method, index)
-        loop = exchanges(stage, method, clients, round_, state.server, job.hyper.wire, plan.watched, self)
+        loop = exchanges(stage, method, clients, round_, state.server, job.hyper.wire, job.plan.watched, self)
         request = next(loop)
         while True:
             response = yield from self._answer(request)
@@ -404,85 +343,65 @@ class Remote(HostServer):
             except StopIteration as finished:
                 end = finished.value
                 break
-        counted = clients.present & (np.asarray(end.counts) & ~np.asarray(end.skipped))
-        ids = clients.ids[counted]
+        ids = clients.ids[clients.present & (np.asarray(end.counts) & ~np.asarray(end.skipped))]
         memory = state.memory.copy()
         memory[ids, 1] = self._versions[ids]
-        self._older_versions = [versions, *self._older_versions[:1]]
         self._done[0] += int(self._answered.sum())
         exclusions = state.exclusions.after(clients, end) if state.exclusions else ()
         return State(end.server, memory, exclusions)
 
-    def _answer(self, request: Request) -> Generator[NodeMessages, NodeAnswers, Response]:
+    def _answer(self, request: Request) -> Asking[Response]:
         """Ask the nodes of the clients; the response is the sum of their answers."""
         wire, cohort = request.wire, np.arange(len(request.counts))
         if request.at is not None:  # a cohort of its own
             request, cohort = request._replace(clients=request.clients.alone(request.at)), cohort[request.at][None]
-        form, size, accepted = self._form(request.stage, request.number), len(cohort), self._answered[cohort]
-        positions_asked = np.flatnonzero(accepted)
-        at_nodes = self._by_node(request.clients, positions_asked)
+        asked = np.flatnonzero(self._answered[cohort])
+        nodes, rows = self._at_node[request.clients.ids[asked]].T
+        at_nodes: AtNodes = {int(which): (asked[nodes == which], rows[nodes == which]) for which in np.unique(nodes)}
         download = self._download(request)
-        layout = Layout.of(form.upload, form.first)
-        encoded = layout.nothing(size) if layout.messages else []
+        messages = {which: self._exchange_message(request, download, *at) for which, at in at_nodes.items()}
         if wire.secure is not None and request.exchange.server is not None:
-            try:
-                total, uploads = (yield from self._secure_sum(request, at_nodes, download)), ()
-            except Repeated:  # asked over other nodes before the server was stopped: the round has no sum
-                total, uploads = _zeros(self._summed(request, 0))
-                self._answered[positions_asked] = False
-            accepted &= self._answered
-            at_nodes = {}
-        else:
-            total, uploads = ((), ()) if layout.messages else _zeros(self._summed(request, size))
-        exchange_messages = {which: self._exchange_message(request, download, *at) for which, at in at_nodes.items()}
-        answers = (yield exchange_messages) if exchange_messages else {}
-        for which in sorted(at_nodes):
+            total = yield from self._secure_sum(request, at_nodes, messages, download)
+            return Response(total, (), self._answered[cohort] if wire.excludes else ())
+        wanted = self._answer_form(request, len(cohort))
+        whole = {"parts": self._layout(request).nothing(len(cohort))} if "letters" in wanted else _zeros(wanted)
+        fine = np.ones(len(cohort), bool)  # whose uploads are so, in the guard's view
+        answers = (yield messages) if messages else {}
+        for which, answer in sorted(answers.items()):
             positions, _ = at_nodes[which]
-            answer = answers[which]
             if answer is None or "repeated" in answer.head:
-                self._node_lost(which, None if answer is None else str(answer.head["repeated"]))
-                self._answered[cohort[positions]] = accepted[positions] = False
+                self._node_lost(which, cohort[positions], None if answer is None else str(answer.head["repeated"]))
                 continue
             arrays = self._read(which, answer, request, len(positions))
             self._versions[request.clients.ids[positions]] = self._version(request)
-            accepted[positions] = arrays.get("accepted", True) & self._plausible(arrays, len(positions))
-            if "total" in arrays and not accepted[positions].any():
-                continue
-            if "total" in arrays:
-                total = jax.tree.map(np.add, total, arrays["total"])
-            if "uploads" in arrays:
-                _write_rows(uploads, positions, arrays["uploads"])
-            if "letters" in arrays:
-                answer_name = f"clients {self.fleet.names(which)}: the answer"
-                _write_rows(encoded, positions, layout.unpacked(arrays["letters"], self._up, answer_name))
-        if layout.messages and request.exchange.server is not None:
-            accepted_clients = request.clients.only(accepted)
-            total, answer = read_encoded(
-                self.inputs(request), encoded, accepted_clients, layout=layout, **self.static(request)
-            )
-            uploads = answer.upload
+            fine[positions] = arrays.pop("accepted", True) & self._plausible(arrays, len(positions))
+            if "total" not in arrays:
+                write_rows(whole, positions, arrays)
+            elif fine[positions].any():
+                whole = jax.tree.map(np.add, whole, arrays)
+        accepted, total, uploads = fine & self._answered[cohort], whole.get("total", ()), whole.get("uploads", ())
+        if "parts" in whole:
+            total, found = self._decoded(request, whole["parts"], request.clients.only(accepted))
+            uploads = found.upload
             if wire.guard is not None:
-                accepted = accepted & np.asarray(answer.accepted)
+                accepted = accepted & np.asarray(found.accepted)
         return Response(total, uploads, accepted if wire.excludes else ())
 
-    def _secure_sum(
-        self, request: Request, at_nodes: Mapping[int, tuple[np.ndarray, np.ndarray]], download: Tree
-    ) -> Generator[NodeMessages, NodeAnswers, Tree]:
+    def _secure_sum(self, request: Request, at_nodes: AtNodes, messages: NodeMessages, download: Tree) -> Asking[Tree]:
         """The masked sum over the nodes that answer; the server learns only that."""
         assert self._secure is not None and request.wire.secure is not None
-        zero, _ = _zeros(self._summed(request, 0))
-        if not at_nodes:
+        zero = _zeros(self._sum_form(request))
+        if not messages:
             return zero
-        asked = {which: self._exchange_message(request, download, *at) for which, at in at_nodes.items()}
         model = digest_of(jax.tree.map(np.asarray, download))
-        question = common_question(self._run, request.stage, self.index, request.number, model)
-
-        def lost(which: int, why: str | None) -> None:
-            self._node_lost(which, why)
-            self._answered[at_nodes[which][0]] = False
-
+        lost = lambda which, why: self._node_lost(which, at_nodes[which][0], why)  # noqa: E731
         bits, size = request.wire.secure.bits, masks.flat(zero).size
-        summed, heads = yield from self._secure.sum(asked, question, size, bits, lost)
+        try:
+            summed, heads = yield from self._secure.sum(messages, model, size, bits, lost)
+        except Repeated:  # asked over other nodes before the server was stopped: the round has no sum
+            for positions, _ in at_nodes.values():
+                self._answered[positions] = False
+            return zero
         for which, head in heads.items():
             self._count_done(which, head)
             self._versions[request.clients.ids[at_nodes[which][0]]] = self._version(request)
@@ -492,43 +411,56 @@ class Remote(HostServer):
         """The version of a client's memory after an exchange."""
         return version_after(request.stage, self.index, request.number)
 
-    def _by_node(self, clients: Clients, positions_asked: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Node -> the positions of its clients in the cohort, and their rows at the node."""
-        by_node = {}
-        for which in range(len(self.fleet)):
-            places = {int(id_): k for k, id_ in enumerate(self.fleet.clients(which))}
-            positions = np.array([at for at in positions_asked if int(clients.ids[at]) in places], np.int64)
-            if len(positions):
-                by_node[which] = positions, np.array([places[int(clients.ids[at])] for at in positions], np.int32)
-        return by_node
-
     def _download(self, request: Request, group: int | None = None) -> Tree:
         """The download as it is on the wire. ``group``: what its random numbers are from; default: the round."""
-        job, down = self.job, self.job.hyper.wire.down
-        if down is None:
-            method = resolve(job.hyper.method, self.index)
+        method, inputs = resolve(self.job.hyper.method, self.index), self.inputs(request)
+        if (down := self.job.hyper.wire.down) is None:
             return (request.exchange.download or method.download)(request.server)
-        inputs = self.inputs(request)
         if group is not None:
-            method = resolve(job.hyper.method, self.index)
             inputs = (inputs[0]._replace(method=method), *inputs[1:3], np.int32(group))
         tree = downloaded(inputs, stage=request.stage, number=request.number)
-        layout = Layout.of(self._form(request.stage, request.number).download)
+        layout = Layout.of(self._form(request).download)
         return layout.packed(jax.tree.map(lambda leaf: np.asarray(leaf)[None], layout.parts(tree)), down, 1)
 
-    def _form(self, stage: str, number: int) -> ExchangeForm:
+    def _form(self, request: Request) -> ExchangeForm:
         """The form of an exchange."""
-        return self._forms[0 if stage == "warmup" else 1][number]
+        return self._forms[STAGES.index(request.stage)][request.number]
 
-    def _summed(self, request: Request, size: int) -> tuple[Tree, Tree]:
-        """The forms of an exchange's sum and, where uploads are looked at one by one, of ``size`` uploads.
+    def _layout(self, request: Request) -> Layout:
+        """The layout of its uploads."""
+        form = self._form(request)
+        return Layout.of(form.upload, form.first)
 
-        They are the same in all rounds, and are kept: tracing them in each round took most of the server's time.
-        """
-        key = request.stage, request.number, size
+    def _sum_form(self, request: Request) -> Tree:
+        """The form of an exchange's sum. It is the same in all rounds: tracing it took most of the server's time."""
+        key = request.stage, request.number
         if key not in self._sums:
-            self._sums[key] = _summed(self._form(*key[:2]), size, request.wire)
+            form, wire, none = self._form(request), request.wire, jnp.zeros(())
+            usual = dataclasses.replace(wire, faults=None)  # faults do not change a form
+
+            def weighted(upload: Tree, download: Tree) -> Tree:
+                return wire.weighted(usual.sent(upload, np.zeros((), np.int32), 1, download)[0], none, none)
+
+            self._sums[key] = jax.eval_shape(weighted, form.upload, form.download)
         return self._sums[key]
+
+    def _answer_form(self, request: Request, size: int) -> dict[str, Tree]:
+        """The form of what ``size`` clients send: their sum, or uploads one by one, which may have messages."""
+        layout = self._layout(request)
+        if request.exchange.server is None:
+            return {}
+        if layout.messages:
+            return {"letters": layout.on_wire(self._up, size)}
+        if not request.wire.gathers:
+            return {"total": self._sum_form(request)}
+        several = lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype)  # noqa: E731
+        return {"uploads": jax.tree.map(several, self._form(request).upload)}
+
+    def _decoded(self, request: Request, parts: Tree, clients: Clients) -> tuple[Tree, ClientResult]:
+        """The weighted sum of uploads that have messages, and the result of each client."""
+        inputs, static = self.inputs(request), self.static(request)
+        found: tuple[Tree, ClientResult] = read_encoded(inputs, parts, clients, layout=self._layout(request), **static)
+        return found
 
     @property
     def _up(self) -> Compressor:
@@ -545,27 +477,27 @@ class Remote(HostServer):
         }  # fmt: skip
         if self.job.hyper.wire.guard is not None and request.number:
             facts["out"] = rows[clients.weights[positions] == 0].tolist()
+        arrays = {"download": jax.tree.map(np.asarray, download)}
+        return self._question("exchange", request.stage, self.index, request.number, facts | told, arrays)
+
+    def _question(
+        self, kind: str, stage: str, index: int, number: int, told: dict[str, Unknown], arrays: dict[str, Tree]
+    ) -> Message:
         head = {
-            "kind": "exchange", "agreement": self._run, "stage": request.stage, "round": self.index,
-            "exchange": request.number, "told": facts | told,
+            "kind": kind, "agreement": self._digest, "stage": stage, "round": index, "exchange": number, "told": told,
         }  # fmt: skip
-        return Message(head, packed({"download": jax.tree.map(np.asarray, download)}))
+        return Message(head, packed(arrays))
 
     def _read(self, which: int, answer: Message, request: Request, size: int) -> dict[str, Tree]:
-        """The arrays of a node's answer in an exchange."""
-        wire, form = request.wire, self._form(request.stage, request.number)
-        wanted: dict[str, Tree] = {}
-        layout = Layout.of(form.upload, form.first)
-        total, uploads = ((), ()) if layout.messages else self._summed(request, size)
-        heard = request.exchange.server is not None
-        if heard and layout.messages:
-            wanted = {"letters": layout.on_wire(self._up, size)}
-        elif heard:
-            wanted = {"uploads": uploads} if wire.gathers else {"total": total}
-        if wire.guard is not None and not layout.messages:
+        """The arrays of a node's answer in an exchange; those of messages are in ``parts``."""
+        wanted, layout = self._answer_form(request, size), self._layout(request)
+        if request.wire.guard is not None and not layout.messages:
             wanted["accepted"] = jax.ShapeDtypeStruct((size,), bool)
         arrays = self._opened(which, answer, wanted)
         self._count_done(which, answer.head)
+        if "letters" in arrays:
+            answer_name = f"clients {self.fleet.names(which)}: the answer"
+            return {"parts": layout.unpacked(arrays["letters"], self._up, answer_name)}
         return arrays
 
     def _count_done(self, which: int, head: dict[str, Unknown]) -> None:
@@ -581,21 +513,20 @@ class Remote(HostServer):
 
     def _plausible(self, arrays: dict[str, Tree], size: int) -> np.ndarray:
         """[size] whether uploads, or their sum, are within the guard's limits, whatever the node says of them."""
-        guard = self.job.hyper.wire.guard
-        fine = np.ones(size, bool)
-        if guard is None:
-            return fine
-        most = float(guard.largest) * size * self.job.plan.num_clients
-        for leaf in jax.tree.leaves(arrays.get("total")):
-            fine &= bool(np.all(np.abs(leaf) <= most))
-        for leaf in jax.tree.leaves(arrays.get("uploads")):
-            fine &= np.all(np.abs(leaf.reshape(size, -1)) <= float(guard.largest), axis=1)
+        fine, guard = np.ones(size, bool), self.job.hyper.wire.guard
+        if guard is not None:
+            most = float(guard.largest) * size * self.job.plan.num_clients
+            for leaf in jax.tree.leaves(arrays.get("total")):
+                fine &= bool(np.all(np.abs(leaf) <= most))
+            for leaf in jax.tree.leaves(arrays.get("uploads")):
+                fine &= np.all(np.abs(leaf.reshape(size, -1)) <= float(guard.largest), axis=1)
         return fine
 
-    def _node_lost(self, which: int, repeated: str | None = None) -> None:
-        """Handle a node that did not answer in time: raise unless the round can continue without it, or be skipped.
+    def _node_lost(self, which: int, places: np.ndarray, repeated: str | None) -> None:
+        """Go on without the clients of a node, in these places of the cohort, or raise where that cannot be.
 
-        ``repeated``: why it refuses to answer this exchange again, after it did before the server was stopped.
+        ``repeated``: why it refuses to answer this exchange again, after it did before the server was stopped;
+        ``None``: it did not answer in time.
         """
         text = f"clients {self.fleet.names(which)}: no answer in {self.fleet.timeout:g} s, in round {self.index}"
         way_on = "--resume goes on when they are back"
@@ -606,6 +537,7 @@ class Remote(HostServer):
             raise NodeError(f"{text}, and {name} is defined for rounds with all clients only; {way_on}")
         if self.fleet.lost:
             raise NodeError(f"{text}, nor of any other; {way_on}")
+        self._answered[places] = False
 
     def _tally(self) -> Tally:
         """The work done since the last call."""
@@ -621,12 +553,9 @@ def agreement_of(job: Job, fleet: Fleet, config: dict[str, Unknown], number: int
         program: the digest of the job's program.
     """
     whole, frozen = fleet.whole.census, job.plan.task.frozen
-    weights: str | tuple[float, ...] = tuple(map(float, whole.weights))
-    for name, usual in (
-        ("sizes", whole.sizes / whole.sizes.sum()),
-        ("uniform", np.full(len(whole.sizes), 1 / len(whole.sizes))),
-    ):
-        weights = name if np.array_equal(whole.weights, usual) else weights
+    usual = {"sizes": whole.sizes / whole.sizes.sum(), "uniform": np.full(len(whole.sizes), 1 / len(whole.sizes))}
+    known = [name for name, each in usual.items() if np.array_equal(whole.weights, each)]
+    weights = known[-1] if known else tuple(map(float, whole.weights))
     return Agreement(
         number, job.seed, config, whole.names, shared_sizes(job, whole.sizes), weights, fleet.split,
         tuple(_parts_at_nodes(job)), program, digest_of(frozen) if jax.tree.leaves(frozen) else None,
@@ -644,23 +573,11 @@ def agreed(fleet: Fleet, config: dict[str, Unknown], seed: int, make: Callable[[
     return known
 
 
-def _write_rows(all_: Tree, positions: np.ndarray, part: Tree) -> None:
+def write_rows(all_: Tree, positions: np.ndarray | int, part: Tree) -> None:
     """Write the rows of some clients of the cohort."""
     jax.tree.map(lambda whole, rows: whole.__setitem__(positions, rows), all_, part)
 
 
-def _zeros(forms: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+def _zeros(forms: Tree) -> Tree:
     """Zero arrays of these forms, to add to, or to write into."""
-    total, uploads = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), forms)
-    return total, uploads
-
-
-def _summed(form: ExchangeForm, size: int, wire: Wire) -> tuple[Tree, Tree]:
-    """The forms of a sum of uploads and, where they are looked at one by one, of the uploads of ``size`` clients."""
-    if wire.gathers:
-        return (), jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), form.upload)
-    none = jnp.zeros(())
-    usual = dataclasses.replace(wire, faults=None)  # faults do not change a form
-    entering = lambda upload, download: usual.sent(upload, np.zeros((), np.int32), 1, download)[0]  # noqa: E731
-    upload = jax.eval_shape(entering, form.upload, form.download)
-    return jax.eval_shape(lambda upload: wire.weighted(upload, none, none), upload), ()
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), forms)

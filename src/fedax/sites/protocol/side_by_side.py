@@ -6,25 +6,18 @@ at a time, until it asks the nodes something. When all runs have asked, the join
 its answers. So runs need not be thread-safe, and each computes the same numbers as alone.
 """
 
+import collections
+import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from fedax.contract.types import Unknown
 from fedax.engine.signals import HeldSignals
-from fedax.errors import NodeError
-from fedax.sites.protocol.messages import Failure, Message, Talk, Transport, joined, parted
+from fedax.sites.protocol.messages import Failure, Message, Talk, Transport, asked_together
 
 
 class _Ended(BaseException):
     """Ends a run because another one has failed, or the command has to end."""
-
-
-class _Question(NamedTuple):
-    """The question of a run: messages by the node's number, and the timeout in seconds."""
-
-    messages: Mapping[int, Message]
-    timeout: float
 
 
 class _Lane:
@@ -32,15 +25,17 @@ class _Lane:
 
     Attributes:
         sent, received: its share of the bytes on the wire.
+        over: whether it has nothing more to ask.
+        messages, timeout: what it asks now, by the node's number, and the seconds for the answers.
     """
 
     def __init__(self, transport: Transport, work: Callable[[Transport], Unknown]):
         self.sent = self.received = 0
         self._transport, self._work = transport, work
-        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
-        self._ending = False
-        self.question: _Question | None = None
-        self.answers: dict[int, Message | Failure] = {}
+        self._answers: queue.SimpleQueue[dict[int, Message | Failure] | None] = queue.SimpleQueue()  # None: to end
+        self._stopped = threading.Semaphore(0)
+        self.messages: Mapping[int, Message] = {}
+        self.timeout, self.over = 0.0, False
         self.result: Unknown = None
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -54,10 +49,8 @@ class _Lane:
 
     def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
         """Ask some nodes, together with the other runs."""
-        if not messages:
-            return
-        self._let_others(_Question(messages, timeout))
-        yield from self.answers.items()
+        if messages:
+            yield from self._let_others(messages, timeout).items()
 
     def talk(self, timeout: float) -> Talk:
         """Ask nodes without an end; the messages are this run's alone."""
@@ -65,50 +58,41 @@ class _Lane:
         came = next(talk)
         while True:
             messages = yield came
-            self._let_others(_Question({}, timeout))
+            self._let_others({}, timeout)
             sent, received = self._transport.sent, self._transport.received
             came = talk.send(messages)
             self.sent += self._transport.sent - sent
             self.received += self._transport.received - received
 
-    def _let_others(self, question: _Question) -> None:
-        """Wait until all other runs have asked, too, and what they asked is answered."""
-        self.question = question
+    def _let_others(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | Failure]:
+        """The answers to messages, when all other runs have asked, too."""
+        self.messages, self.timeout = messages, timeout
         self._stopped.release()
-        self._go.acquire()
-        if self._ending:
+        if (answers := self._answers.get()) is None:
             raise _Ended
+        return answers
 
     def _run(self) -> None:
-        self._go.acquire()
         try:
-            if not self._ending:
+            if self._answers.get() is not None:
                 self.result = self._work(self)
         except BaseException as error:
             self.error = error
-        finally:
-            self.question = None
-            self._stopped.release()
+        self.over = True
+        self._stopped.release()
 
     # ---- seen by those who run it
 
-    @property
-    def over(self) -> bool:
-        """Whether it has nothing more to ask."""
-        return self.question is None
-
     def step(self, answers: dict[int, Message | Failure]) -> None:
         """Continue the run until it asks again, or is over; raises what it raises."""
-        self.answers = answers
-        self._go.release()
+        self._answers.put(answers)
         self._stopped.acquire()
         if self.error is not None:
             raise self.error
 
     def end(self) -> None:
         """End it where it waits."""
-        self._ending = True
-        self._go.release()
+        self._answers.put(None)
         self._thread.join()
 
 
@@ -155,42 +139,12 @@ def side_by_side(transport: Transport, works: Sequence[Callable[[Transport], Unk
 
 def _ask_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[int, Message | Failure]]:
     """The answers for each of some runs, whose messages to a node are joined into one."""
-    askers: dict[int, list[int]] = {}
-    questions = [lane.question for lane in lanes]
-    for k, question in enumerate(questions):
-        assert question is not None
-        for number in question.messages:
-            askers.setdefault(number, []).append(k)
-    messages = {
-        number: joined([questions[k].messages[number] for k in ks])  # type: ignore[union-attr]
-        for number, ks in askers.items()
-    }
-    if not askers:
-        return [{} for _ in lanes]
     # A node answers one part after the other, and each may take as long as it may alone.
-    longest = max(map(len, askers.values()))
-    timeout = longest * max(question.timeout for question in questions if question is not None)
+    longest = max(collections.Counter(number for lane in lanes for number in lane.messages).values(), default=0)
+    timeout = longest * max(lane.timeout for lane in lanes)
     sent, received = transport.sent, transport.received
-    answers: list[dict[int, Message | Failure]] = [{} for _ in lanes]
-    sizes = [[0, 0] for _ in lanes]
-    for number, answer in transport.ask(messages, timeout):
-        lane_numbers = askers[number]
-        parts: Sequence[Message | Failure]
-        if isinstance(answer, Failure) or "error" in answer.head:
-            parts = [answer] * len(lane_numbers)
-        else:
-            try:
-                parts = parted(answer, len(lane_numbers), "the answer")
-            except NodeError as error:
-                parts = [Failure(str(error), False)] * len(lane_numbers)
-        for k, part in zip(lane_numbers, parts, strict=True):
-            answers[k][number] = part
-            question = questions[k]
-            assert question is not None
-            sizes[k][0] += question.messages[number].size
-            sizes[k][1] += part.size if isinstance(part, Message) else 0
-    for name, at, grew in (("sent", 0, transport.sent - sent), ("received", 1, transport.received - received)):
-        all_ = sum(size[at] for size in sizes)
-        for lane, size in zip(lanes, sizes, strict=True):
-            setattr(lane, name, getattr(lane, name) + (grew * size[at] // all_ if all_ else 0))
+    answers, shares = asked_together([lane.messages for lane in lanes], lambda each: transport.ask(each, timeout))
+    for lane, (down, up) in zip(lanes, shares.tolist(), strict=True):
+        lane.sent += int((transport.sent - sent) * down)
+        lane.received += int((transport.received - received) * up)
     return answers

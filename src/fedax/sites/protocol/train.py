@@ -71,16 +71,15 @@ def train(given: _Trained) -> Run:
             none answers; the link to the nodes is gone.
     """
     job = make_job(given.algorithm, given.task, given.fleet.census, **given.keywords)
-    made: list[Remote] = []
-    checkpoint, arrivals = given.checkpoint, given.arrivals
-    if arrivals is None and checkpoint is not None:
-        arrivals = pathlib.Path(checkpoint) / "arrivals.csv"
+    folder = None if given.checkpoint is None else pathlib.Path(given.checkpoint)
+    arrivals = folder / "arrivals.csv" if given.arrivals is None and folder is not None else given.arrivals
     file = None if arrivals is None else pathlib.Path(arrivals)
-    kept = None if checkpoint is None else Checkpoints(checkpoint, rounds=1, minutes=None, best=given.best)
+    kept = None if folder is None else Checkpoints(folder, rounds=1, minutes=None, best=given.best)
+    made: list[Remote] = []
 
     def make(job: Job, resumes: bool) -> Remote:
-        number = secrets.token_bytes(8) if checkpoint is None else _kept(pathlib.Path(checkpoint) / "run.number")
-        about = job, given.fleet, given.problem, _number(job, number), resumes
+        number = _number(job, secrets.token_bytes(8) if folder is None else _kept(folder / "run.number"))
+        about = job, given.fleet, given.problem, number, resumes
         made.append(Remote(*about) if job.pacing is None else Paced(*about, file))
         return made[0]
 
