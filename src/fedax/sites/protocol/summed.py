@@ -60,9 +60,8 @@ class SecureSums:
         for which, (answer, _) in (yield from self._ask(messages, {}, lost)).items():
             try:
                 offers[which] = masks.Offer.of(answer["offer"], order.index(which), nodes)
-            except (LookupError, TypeError, ValueError) as error:
-                text = f"{type(error).__name__}: {error}"
-                raise NodeError(f"clients {self._fleet.names(which)}: its masks are none ({text})") from error
+            except (LookupError, NodeError) as error:
+                raise NodeError(f"clients {self._fleet.names(which)}: its masks are none ({error})") from error
         self._note_lost(order, offers, lost)
         self._check_enough(offers, nodes, least, index)
         # Second, they send masked sums.
