@@ -18,7 +18,7 @@ from fedax.data.transform import Transform
 from fedax.errors import DataError, NodeError
 from fedax.federation.census import Census
 from fedax.metrics.base import Metric
-from fedax.sites.protocol.agreement import PARTS, Agreement, digest_of_text, precise_versions, train_sizes
+from fedax.sites.protocol.agreement import PARTS, Agreement, digest_of_text, other_versions, train_sizes
 from fedax.sites.protocol.messages import Failure, Message, Transport, heads_of, packed, unpacked
 
 _PAUSE = 0.5  # seconds before missing nodes are looked for again
@@ -410,13 +410,10 @@ def _checked(number: int, about: dict[str, Unknown]) -> dict[str, Unknown]:
 def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | None, dict[str, int]]:
     """The census of all nodes together, the number of classes, and the number of each client."""
     _, first = found[0]
-    own_versions = precise_versions()
     number_of: dict[str, int] = {}
     for number, about in found:
-        differing = [f"{name} {about['versions'].get(name)}, and the server has {own_versions[name]}"
-                  for name in own_versions if about["versions"].get(name) != own_versions[name]]  # fmt: skip
-        if differing:
-            raise NodeError(f"clients {_listed(about['names'])}: their node has {'; '.join(differing)}")
+        if differing := other_versions(about["versions"]):
+            raise NodeError(f"clients {_listed(about['names'])}: their node has {differing}")
         if about["example"] != first["example"]:
             raise NodeError(
                 f"clients {_listed(about['names'])}: an example is {about['example']}, and that of clients "
