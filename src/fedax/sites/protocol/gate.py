@@ -1,5 +1,6 @@
 """The gate of a node: the one way by which anything that was computed from its examples leaves it."""
 
+import functools
 import hmac
 import itertools
 import math
@@ -143,7 +144,7 @@ class Gate:
         match result:
             case Sum():
                 policy.check_upload(result.single, result.guarded, result.secret)
-                policy.check_work(result.steps)
+                policy.refuse(Rule.STEPS, result.steps < policy.steps)
                 for which, weights in (("ω", result.weights), ("p", result.data_weights)):
                     each = np.ones(1) if result.single else weights
                     policy.check_sum(each, result.sizes[: len(each)])
@@ -157,8 +158,8 @@ class Gate:
                 head, arrays = result.head, lambda: self._noised(result, content)
             case Evaluation():
                 policy.check_sum(result.weights, result.sizes)
-                for held in result.held.values():
-                    policy.check_held(sum(held.values()))
+                few = any(sum(held.values()) < policy.examples for held in result.held.values())
+                policy.refuse(Rule.HELD, few)
                 if policy.noise is None:
                     parts = {"train": dict(zip(result.names, result.weights.tolist(), strict=True)), **result.held}
                     shares = [
@@ -212,10 +213,8 @@ class Gate:
             return np.asarray(value + noise * clip * weight * drawn, value.dtype)
 
         of_estimates, of_changes = float(result.weights.max()), float(result.data_weights.max())
-        total = by_kind(
-            lambda leaf: noised(leaf, of_estimates), lambda leaf: noised(leaf, of_changes), result.arrays["total"]
-        )
-        return {**result.arrays, "total": total}
+        kinds = functools.partial(noised, weight=of_estimates), functools.partial(noised, weight=of_changes)
+        return {**result.arrays, "total": by_kind(*kinds, result.arrays["total"])}
 
     def _noisy(self, result: Evaluation, bounded: Sequence[Bounded], content: str) -> Tree:
         """The arrays of an evaluation with noise on each figure."""

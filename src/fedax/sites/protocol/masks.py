@@ -99,16 +99,13 @@ def _bytes(text: str, size: int | None = None) -> bytes:
     return found
 
 
-def _of_size(size: int | None) -> pydantic.AfterValidator:
-    def checked(text: str) -> str:
-        _bytes(text, size)
-        return text
-
-    return pydantic.AfterValidator(checked)
+def _checked(text: str, size: int | None = None) -> str:
+    _bytes(text, size)
+    return text
 
 
-_File = Annotated[str, _of_size(None)]
-_File32 = Annotated[str, _of_size(32)]  # a public key, or a digest
+_File = Annotated[str, pydantic.AfterValidator(_checked)]
+_File32 = Annotated[str, pydantic.AfterValidator(functools.partial(_checked, size=32))]  # a public key, or a digest
 _Weight = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 
 
@@ -127,7 +124,8 @@ def _read(form: type[Form], given: Unknown, what: str) -> Form:
         return _reader(form).validate_python(given)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        raise NodeError(f"{what} ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
+        wrong = [*map(str, first["loc"]), first["msg"].removeprefix("Value error, ")]
+        raise NodeError(f"{what} ({': '.join(wrong)})") from None
 
 
 class Key(NamedTuple):
@@ -205,10 +203,7 @@ class Offer(NamedTuple):
 
     def to(self, position: int) -> "Received":
         """The form in which another node receives it."""
-        return Received(
-            self.public, self.seal, self.part, self.rules, self.signature, _digest(self.shares),
-            self.shares.get(str(position), ""),
-        )  # fmt: skip
+        return Received(*self[:5], _digest(self.shares), self.shares.get(str(position), ""))
 
     @classmethod
     def of(cls, given: Unknown, position: int, nodes: int) -> "Offer":
@@ -256,7 +251,7 @@ class Received(NamedTuple):
 
     def text(self, context: str, position: int) -> bytes:
         """The bytes that are signed."""
-        signed = [context, position, self.public, self.seal, list(self.part), list(self.rules), self.shares]
+        signed = [context, position, self.public, self.seal, self.part, self.rules, self.shares]
         return f"fedax secure aggregation: offer {json.dumps(signed)}".encode()
 
 

@@ -198,7 +198,7 @@ class Policy:
         self.check_upload(single, wire.guard is not None, wire.secure is not None)
         self.refuse(Rule.COLUMNS, self.refused(measured))
         if "grad_norm_sq" in measured and wire.secure is None:
-            self.check_work(1)  # a gradient is an update of one step
+            self.refuse(Rule.STEPS, self.steps > 1)  # a gradient is an update of one step
             self.refuse(Rule.GRADIENT, self.clients > 1)
         sums = [name for name in measured if name.startswith(PARTS) and name.partition("_")[2] in metrics]
         if self.noise is not None:
@@ -257,14 +257,6 @@ class Policy:
         of_examples = share / np.maximum(sizes, 1)
         self.refuse(Rule.EXAMPLES, bool(of_examples.max() > (1 + _EQUAL) / self.examples))
 
-    def check_held(self, number: int) -> None:
-        """Refuse figures of too few held-out examples.
-
-        Raises:
-            Refusal: they are.
-        """
-        self.refuse(Rule.HELD, number < self.examples)
-
     def check_table(self, number: int) -> None:
         """Refuse figures of single clients, of whom each has at least so many test examples.
 
@@ -275,7 +267,7 @@ class Policy:
         self.refuse(Rule.SINGLE, not self.single)
         self.refuse(Rule.ONE_BY_ONE, self.clients > 1)
         self.refuse(Rule.COLUMNS, self.refused(["test_loss"]))
-        self.check_held(number)
+        self.refuse(Rule.HELD, number < self.examples)
 
     def check_upload(self, single: bool, guarded: bool, secure: bool) -> None:
         """Refuse an upload in a form in which it may not leave.
@@ -291,14 +283,6 @@ class Policy:
         self.refuse(Rule.SECURE, self.nodes is not None and not secure)
         self.refuse(Rule.SINGLE, single and not self.single)
         self.refuse(Rule.NOISE, self.clip is not None and (single or guarded or secure))
-
-    def check_work(self, steps: int) -> None:
-        """Refuse an upload after too few local steps.
-
-        Raises:
-            Refusal: they are too few.
-        """
-        self.refuse(Rule.STEPS, steps < self.steps)
 
     def check_nodes(self, number: int) -> None:
         """Refuse a secure sum over so many nodes, this one among them.

@@ -7,6 +7,7 @@ The server is not trusted. A summary is of counts of several rows (:func:`fedax.
 different ones of a column leave, also of a table that has changed; and what is refused is said in fixed texts.
 """
 
+import collections
 import functools
 import itertools
 import json
@@ -151,18 +152,17 @@ class Desk:
 
     def _is_new(self, which: str, summary: Summary) -> bool:
         """Whether it says something that has not left yet, of any column."""
-        known: dict[str, set[str]] = {}
+        known = collections.defaultdict[str, set[str]](set)
         for path in (self.folder / "left").glob(f"{which}-*.json"):
             try:
-                found = _by_column(parse_json(path.read_bytes()))
+                for name, content in _by_column(parse_json(path.read_bytes())).items():
+                    known[name].add(content)
             except (OSError, ValueError, AttributeError, TypeError) as error:
                 raise Refusal(Rule.LEFT_UNREADABLE) from DataError(f"{path}: {error}")
-            for name, content in found.items():
-                known.setdefault(name, set()).add(content)
-        new = [name for name, content in _by_column(summary.to_json()).items() if content not in known.get(name, ())]
-        if full := [name for name in new if len(known.get(name, ())) >= MOST]:
+        new = [name for name, content in _by_column(summary.to_json()).items() if content not in known[name]]
+        if full := [name for name in new if len(known[name]) >= MOST]:
             why = f"{MOST} {which} summaries of column {shown(full[0])} have left, as in {self.folder / 'left'}"
-            raise Refusal(Rule.LEFT, about=f"{which} summaries" + f" = {MOST}") from DataError(why)
+            raise Refusal(Rule.LEFT, about=f"{which} summaries = {MOST}") from DataError(why)
         return bool(new)
 
     def _reviewed(self, file: str, which: str, summary: Summary, server: str, why: str | None) -> bool:
@@ -355,7 +355,6 @@ def agree(
         DataError: the tables do not go together.
     """
     ask = functools.partial(_ask, transport, _gather(transport, nodes, timeout, say), timeout, say)
-
     first = _summaries(ask({"kind": "summarize", "label": label}), keep, "first")
     plan = planned(first)
     keep("plan", None, plan)
@@ -443,8 +442,8 @@ def _ask(
                     continue
                 case Failure(text=wrong) | Message(head={"error": wrong}):
                     errors.append(f"client {name!r}: {str(wrong).removeprefix(f'{name}: ')}")
-                case Message(head=head):
-                    found[name] = head
+                case Message(head=answered):
+                    found[name] = answered
             del pending[number]
         if with_owners:  # people take their time
             end = time.monotonic() + timeout
