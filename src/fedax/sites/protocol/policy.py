@@ -222,7 +222,7 @@ class Policy:
         """The columns among ``columns`` that may not leave."""
         return [] if self.columns is None else [name for name in columns if name not in self.columns]
 
-    def refuse(self, rule: Rule, broken: bool | Sequence[str]) -> None:
+    def refuse(self, rule: Rule, broken: bool | np.bool_ | Sequence[str]) -> None:
         """Refuse what breaks a rule.
 
         Args:
@@ -235,7 +235,7 @@ class Policy:
         if broken:
             value = getattr(self, _FIELDS[rule.setting]) if rule.setting else None
             listed = value if value is None or isinstance(value, int | float) else f"[{', '.join(sorted(value))}]"
-            raise Refusal(rule, listed, "" if broken is True else ", ".join(broken))
+            raise Refusal(rule, listed, ", ".join(broken) if isinstance(broken, Sequence) else "")
 
     # ---- what an answer may be
 
@@ -253,9 +253,8 @@ class Policy:
         if not (total := float(weights.sum())):
             return
         share = weights / total
-        self.refuse(Rule.CLIENTS, bool(share.max() > (1 + _EQUAL) / self.clients))
-        of_examples = share / np.maximum(sizes, 1)
-        self.refuse(Rule.EXAMPLES, bool(of_examples.max() > (1 + _EQUAL) / self.examples))
+        self.refuse(Rule.CLIENTS, share.max() > (1 + _EQUAL) / self.clients)
+        self.refuse(Rule.EXAMPLES, (share / np.maximum(sizes, 1)).max() > (1 + _EQUAL) / self.examples)
 
     def check_table(self, number: int) -> None:
         """Refuse figures of single clients, of whom each has at least so many test examples.
