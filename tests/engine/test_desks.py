@@ -314,6 +314,15 @@ def test_one_that_cannot_take_the_transform_keeps_all_at_the_old_one(folder, tmp
         raise NodeError(desks.desks[100].answer(Message({"kind": "commit", "digest": "0" * 64})).head["error"])
 
 
+@pytest.mark.parametrize("summary", [None, 7, [], {}, "{}"])
+def test_an_answer_that_is_no_summary(summary, folder, tmp_path):
+    def spoiled(number, message, answer):
+        return Message({"summary": summary}) if message.head["kind"] == "summarize" and number == 101 else answer
+
+    with pytest.raises(NodeError, match="client 'hospital-7': its answer is no summary"):
+        Desks(folder, tmp_path).agree(spy=spoiled)
+
+
 def test_too_few_nodes_are_said(folder, tmp_path):
     with pytest.raises(NodeError, match=r"2 nodes .*\(hospital-7, hospital-10\), and 3"):
         agree(Desks(folder, tmp_path).here, "ill", plan, print, nodes=3, timeout=0.0)

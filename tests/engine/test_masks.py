@@ -395,6 +395,20 @@ def test_the_others_keep_to_the_rules_of_a_node(rules, text):
     assert fine.total(fine.masked(range(5)), range(5)).tolist() == fine.expected(range(5)).tolist()
 
 
+@pytest.mark.parametrize("share", [None, 7, "é", "A", "not in base64"])
+def test_a_share_that_is_none(share):
+    with pytest.raises(fedax.NodeError, match=r"no offer .*6: "):
+        Received.of([*Parties(3, 2).told(0)[1][:6], share])
+
+
+@pytest.mark.parametrize("key", [None, "abc", {}, {"public": "AAAA"}, {"public": 7}, {"name": None}, {"more": ""}])
+def test_a_key_that_is_none(key):
+    fine = Parties(3, 2).keys[0]
+    assert masks.Key.of(fine._asdict()) == fine
+    with pytest.raises(fedax.NodeError, match="the key of a node is none"):
+        masks.Key.of(fine._asdict() | key if isinstance(key, dict) and key else key)
+
+
 def test_rules_that_a_node_refuses():
     parties = Parties(3, 2)
     fine = parties.told(0)

@@ -22,6 +22,7 @@ from fedax.sites.protocol.agreement import Made
 from fedax.sites.protocol.answered import Answered, Repeated
 from fedax.sites.protocol.messages import Message
 from fedax.sites.protocol.policy import _SECTIONS, STRICT, Policy
+from fedax.sites.protocol.refusals import Refusal, Rule
 from fedax.sites.protocol.site import Site
 from fedax.sites.protocol.train import train
 
@@ -500,6 +501,9 @@ def test_the_policy_of_the_page_on_privacy():
         ({"sums": {"clients": True}}, "sums.clients = True"),
         ({"sums": {"single": 1}}, "sums.single = 1: give true or false"),
         ({"runs": {"methods": "fedavg"}}, "runs.methods = 'fedavg': .*list"),
+        ({"runs": {"methods": 5}}, "runs.methods = 5: .*list"),
+        ({"figures": {"bound": 1.0}}, "figures.noise = None: .*go together"),
+        ({"figures": {"unit": "row"}}, "figures.unit = 'row': give clients or rows"),
         ({"work": {"steps": -1}}, "work.steps = -1"),
         ({"figures": {"noise": 1.0}}, "figures.bound = None: .*go together"),
         ({"updates": {"clip": 1.0}}, "updates.noise = None"),
@@ -521,3 +525,16 @@ def test_a_file_that_cannot_be_read(tmp_path):
             Policy.read(tmp_path / "policy.toml")
     with pytest.raises(fedax.ConfigError, match="No such file"):
         Policy.read(tmp_path / "none.toml")
+
+
+def test_a_refusal_says_what_breaks_the_rule():
+    policy = Policy(columns=["train_loss", "test_loss"], batch=4)
+    for rule, broken, text in [
+        (Rule.COLUMNS, policy.refused(["a", "train_loss", "b"]), r"columns = \[test_loss, train_loss\]\) .*\(a, b\)$"),
+        (Rule.BATCH, np.int64(3) < np.int64(4), r"\(work.batch = 4\) is against local steps of fewer examples$"),
+        (Rule.SILENCED, True, "^a sum hides nobody"),
+    ]:
+        with pytest.raises(Refusal, match=text):
+            policy.refuse(rule, broken)
+    policy.refuse(Rule.COLUMNS, [])
+    policy.refuse(Rule.BATCH, np.int64(4) < np.int64(4))

@@ -9,29 +9,32 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pydantic
 
 from fedax.contract.algorithm import Algorithm, Exchange, Round
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.data.split import part_sizes, split
+from fedax.data.transform import Strict
 from fedax.engine.checks import labels_of
 from fedax.engine.dry_run import DryRun, dry_run
 from fedax.engine.evaluate import held_out
 from fedax.engine.identity import versions
 from fedax.engine.job import Job
 from fedax.engine.load import federation_of
-from fedax.engine.loop import Clients, Hyper, draw_rounds, draw_steps, placed, round_of, stage_key
+from fedax.engine.loop import Clients, Hyper, draw_rounds
 from fedax.engine.make import make_job
 from fedax.errors import ConfigError, NodeError
 from fedax.federation.census import Census
-from fedax.federation.participation import Full
+from fedax.federation.participation import Cohort, Full, Participation
 from fedax.federation.work import Steps
 from fedax.metrics.base import Metric
 from fedax.numbers import check_number
@@ -55,8 +58,11 @@ class Made(NamedTuple):
     options: Mapping[str, Unknown]
 
 
+_Named = Annotated[str, pydantic.Field(pattern="^(sizes|uniform)$")]
+
+
 @dataclasses.dataclass(frozen=True)
-class Agreement:
+class Agreement(Strict):
     """What the server and all nodes of a run agree on before its first round. It holds for the whole run.
 
     Args:
@@ -77,35 +83,22 @@ class Agreement:
         NodeError: an entry that cannot be.
     """
 
-    run: int
-    seed: int
+    run: Annotated[int, pydantic.Field(ge=0, lt=2**62)]
+    seed: Annotated[int, pydantic.Field(ge=0, lt=2**32)]
     config: Mapping[str, Unknown]
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    weights: str | tuple[float, ...]
+    names: Annotated[tuple[str, ...], pydantic.Field(min_length=1)]
+    sizes: tuple[Annotated[int, pydantic.Field(ge=1, lt=2**31)], ...]
+    weights: _Named | tuple[Annotated[float, pydantic.Field(ge=0, le=1)], ...]
     split: Mapping[str, Unknown] | None
-    parts: tuple[str, ...]
+    parts: tuple[Annotated[str, pydantic.Field(pattern="^(val|test)$")], ...]
     program: str
-    frozen: str | None
+    frozen: Annotated[str, pydantic.Field(pattern="^[0-9a-f]{32}$")] | None
     versions: Mapping[str, Unknown]
 
     def __post_init__(self) -> None:
-        n = len(self.names)
-
-        def whole(number: Unknown, most: int) -> bool:
-            return type(number) is int and 0 <= number < most
-
-        fine = whole(self.run, 2**62) and whole(self.seed, 2**32) and isinstance(self.config, Mapping)
-        fine = fine and n > 0 and all(isinstance(name, str) for name in self.names) and len({*self.names}) == n
-        fine = fine and len(self.sizes) == n and all(whole(size, 2**31) and size for size in self.sizes)
-        if isinstance(self.weights, str):
-            fine = fine and self.weights in ("sizes", "uniform")
-        else:
-            fine = fine and len(self.weights) == n and all(isinstance(p, float) and 0 <= p <= 1 for p in self.weights)
-            fine = fine and abs(math.fsum(self.weights) - 1) < 1e-6
-        fine = fine and isinstance(self.split, Mapping | None) and {*self.parts} <= {*PARTS}
-        fine = fine and isinstance(self.program, str) and isinstance(self.versions, Mapping)
-        if not fine or not (self.frozen is None or _is_digest(self.frozen)):
+        n, weights = len(self.names), self.weights
+        fits = isinstance(weights, str) or (len(weights) == n and abs(math.fsum(weights) - 1) < 1e-6)
+        if not fits or not len({*self.names}) == len(self.sizes) == n:
             raise NodeError("an entry of the run's agreement is not of its form")
 
     @property
@@ -131,11 +124,8 @@ class Agreement:
             NodeError: it is none.
         """
         try:
-            found = json.loads(text)
-            lists = {name: tuple(found[name]) for name in ("names", "sizes", "parts")}
-            weights = found["weights"] if isinstance(found["weights"], str) else tuple(found["weights"])
-            return cls(**(found | lists | {"weights": weights}))
-        except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
+            return _AGREEMENT.validate_json(text)
+        except pydantic.ValidationError:
             raise NodeError("what came as the agreement of a run is none") from None
 
     def census(self, example: Tree, own: Mapping[str, int] | None = None) -> Census:
@@ -146,13 +136,8 @@ class Agreement:
             own: the sizes of a node's own clients, by name, where the roster has none.
         """
         whole = np.array([(own or {}).get(name, size) for name, size in zip(self.names, self.sizes, strict=True)])
-        n = len(whole)
-        if self.weights == "sizes":
-            weights = whole / whole.sum()
-        elif self.weights == "uniform":
-            weights = np.full(n, 1 / n)
-        else:
-            weights = np.array(self.weights)
+        named = {"sizes": whole / whole.sum(), "uniform": np.full(len(whole), 1 / len(whole))}
+        weights = named[self.weights] if isinstance(self.weights, str) else np.array(self.weights)
         sizes = whole if self.split is None else train_sizes(whole, self.split)["train"]
         return Census(sizes.astype(np.int64), weights, example, self.names, held=dict.fromkeys(self.parts, 1))
 
@@ -162,6 +147,9 @@ class Agreement:
             return {"train": data, "val": None, "test": None}
         places = [self.names.index(data.name(i)) for i in range(data.num_clients)]
         return dict(split(data, **self.split, places=places)._asdict())
+
+
+_AGREEMENT = pydantic.TypeAdapter(Agreement)
 
 
 def train_sizes(sizes: np.ndarray, settings: Mapping[str, Unknown]) -> dict[str, np.ndarray]:
@@ -249,7 +237,7 @@ def is_secret(job: Job) -> bool:
     return isinstance(job.hyper.method, Private) and not job.hyper.participation.everyone(job.plan.num_clients)
 
 
-def cohort_of(job: Job, stage: str, index: int, told: Iterable[int] | None = None) -> tuple[Clients, Round]:
+def cohort_of(job: Job, stage: str, index: int, told: Sequence[int] | None = None) -> tuple[Clients, Round]:
     """The clients of a round, [S], and what the server knows of it, NumPy leaves.
 
     Args:
@@ -257,28 +245,28 @@ def cohort_of(job: Job, stage: str, index: int, told: Iterable[int] | None = Non
         stage, index: which round.
         told: of a secret cohort, the clients of it that a node was told of; the others are not in what is returned.
     """
-    if told is None or not is_secret(job) or stage == "warmup":
-        hyper = job.hyper if stage == "exchanges" else job.hyper._replace(participation=Full())
-        found = draw_rounds(hyper, job.fed, job.key, np.array([index], np.int32), plan=job.plan, stage=stage)
-        clients, round_ = jax.tree.map(lambda leaf: leaf[0], found)
-        return clients, round_
-    sampling = job.hyper.participation.sampling(job.plan.num_clients)
-    assert sampling is not None  # a private run has one
-    places = job.hyper.participation.places(job.plan.num_clients)
-    ids = np.full(places, job.plan.num_clients, np.int32)
-    numbers = list(told)
-    ids[: len(numbers)] = numbers
-    weights = np.asarray(job.fed.weights)[np.minimum(ids, job.plan.num_clients - 1)] / sampling.chance
-    key = stage_key(job.key, index, stage)
-    usual = jnp.int32(job.plan.max_steps if job.plan.steps is None else job.plan.steps)
-    clients = placed(job.fed, jnp.asarray(ids), jnp.asarray(weights, job.fed.weights.dtype), usual, job.plan)
-    if job.plan.steps is None:
-        known = jnp.minimum(clients.ids, job.plan.num_clients - 1)
-        steps = draw_steps(job.hyper.work.at(index), key, known, clients.sizes, job.plan.batch_size)
-        clients = clients._replace(steps=jnp.where(clients.present, steps, 0))
-    round_ = round_of(clients, jnp.int32(index), key, job.plan)._replace(key=jnp.zeros(0))
-    found = jax.tree.map(np.asarray, (clients, round_))
-    return found[0], found[1]
+    hyper, n = job.hyper if stage == "exchanges" else job.hyper._replace(participation=Full()), job.plan.num_clients
+    if told is not None and is_secret(job) and stage == "exchanges":
+        places, sampling = hyper.participation.places(n), hyper.participation.sampling(n)
+        assert sampling is not None  # a private run has one
+        ids = np.pad(np.array(told, np.int32), (0, places - len(told)), constant_values=n)
+        hyper = hyper._replace(participation=_Told(ids, sampling.chance))
+    found = draw_rounds(hyper, job.fed, job.key, np.array([index], np.int32), plan=job.plan, stage=stage)
+    clients, round_ = jax.tree.map(lambda leaf: leaf[0], found)
+    return clients, round_
+
+
+class _Told(Participation):
+    """A secret cohort, of which a node was told some: ``ids``, N in empty places; ``chance``: of each client."""
+
+    ids: np.ndarray
+    chance: float
+
+    def draw(self, key: Unknown, weights: Unknown, index: Unknown) -> Cohort:
+        return Cohort(self.ids, weights[jnp.minimum(self.ids, len(weights) - 1)] / self.chance)
+
+    def places(self, num_clients: int) -> int:
+        return len(self.ids)
 
 
 def exchange_of(job: Job, stage: str, index: int, number: int) -> Exchange:
@@ -365,30 +353,30 @@ def figures_vector(
     for part, found in arrays.items():
         whole[part] = found
         if part != "train":
-            figures = {
-                name: each if isinstance(task.metrics.get(name), Metric) else np.asarray(each, float) * counts[part]
-                for name, each in found["figures"].items()
-            }
-            whole[part] = {"figures": figures, "labels": found["labels"]}
+            whole[part] = {**found, "figures": _scaled(task, found["figures"], operator.mul, counts[part])}
     return np.concatenate([np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(whole)])
 
 
 def figures_tree(total: np.ndarray, form: Mapping[str, Tree]) -> dict[str, Tree]:
     """The sums of :func:`figures_vector` over nodes, in the form of an answer; counts are whole numbers."""
-    leaves, structure = jax.tree.flatten(dict(form))
-    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1]
-    found = []
-    for each, leaf in zip(np.split(total, ends), leaves, strict=True):
+
+    def typed(each: np.ndarray, leaf: Tree) -> np.ndarray:
         whole = np.dtype(leaf.dtype).kind in "iub" and np.isfinite(each).all()
-        found.append((np.rint(each).astype(np.int64) if whole else each).reshape(leaf.shape))
-    tree: dict[str, Tree] = jax.tree.unflatten(structure, found)
+        return np.rint(each).astype(np.int64) if whole else each
+
+    tree: dict[str, Tree] = jax.tree.map(typed, masks.tree_of(total, dict(form)), dict(form))
     return tree
 
 
 def as_means(task: Task, figures: Mapping[str, Tree], number: int) -> dict[str, Tree]:
     """Figures over so many examples: sums of means become means again."""
-    means = {name: each / number for name, each in figures.items() if not isinstance(task.metrics.get(name), Metric)}
-    return {name: means.get(name, each) for name, each in figures.items()}
+    return _scaled(task, figures, operator.truediv, number)
+
+
+def _scaled(task: Task, figures: Mapping[str, Tree], scale: Callable[..., Tree], by: int) -> dict[str, Tree]:
+    """Figures of which the means are scaled; metrics are sums already."""
+    sums = {name for name in figures if isinstance(task.metrics.get(name), Metric)}
+    return {name: each if name in sums else scale(np.asarray(each, float), by) for name, each in figures.items()}
 
 
 # ---- digests
@@ -410,11 +398,16 @@ def digest_of_text(*parts: Unknown) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _is_digest(text: Unknown) -> bool:
-    return isinstance(text, str) and len(text) == 32 and {*text} <= {*"0123456789abcdef"}
-
-
 def precise_versions() -> dict[str, Unknown]:
     """The versions that have to be the same at the server and at all nodes."""
     known = versions()
     return {"fedax": known["fedax"], "jax": known["jax"], "float64": bool(jax.config.read("jax_enable_x64"))}
+
+
+def other_versions(versions: Mapping[str, Unknown]) -> str:
+    """Which of a node's :func:`precise_versions` are others than the server's, for people; empty: none."""
+    return "; ".join(
+        f"{name} {versions.get(name)}, and the server has {own}"
+        for name, own in precise_versions().items()
+        if versions.get(name) != own
+    )

@@ -18,7 +18,7 @@ from fedax.data.transform import Transform
 from fedax.errors import DataError, NodeError
 from fedax.federation.census import Census
 from fedax.metrics.base import Metric
-from fedax.sites.protocol.agreement import PARTS, Agreement, digest_of_text, precise_versions, train_sizes
+from fedax.sites.protocol.agreement import PARTS, Agreement, digest_of_text, other_versions, train_sizes
 from fedax.sites.protocol.messages import Failure, Message, Transport, asked_together, heads_of, packed, unpacked
 
 _PAUSE = 0.5  # seconds before missing nodes are looked for again
@@ -405,14 +405,12 @@ def _checked(number: int, about: dict[str, Unknown]) -> dict[str, Unknown]:
 
 def _census(nodes: Sequence[dict[str, Unknown]]) -> tuple[Census, int | None]:
     """The census of all nodes together, by their descriptions, and the number of classes."""
-    first, own_versions = nodes[0], precise_versions()
+    first = nodes[0]
     of_client: dict[str, tuple[int, str]] = {}  # size and digest
     for about in nodes:
         clients = f"clients {_listed(about['names'])}"
-        differing = [f"{name} {about['versions'].get(name)}, and the server has {version}"
-                     for name, version in own_versions.items() if about["versions"].get(name) != version]  # fmt: skip
-        if differing:
-            raise NodeError(f"{clients}: their node has {'; '.join(differing)}")
+        if differing := other_versions(about["versions"]):
+            raise NodeError(f"{clients}: their node has {differing}")
         if about["example"] != first["example"]:
             raise NodeError(
                 f"{clients}: an example is {about['example']}, and that of clients "

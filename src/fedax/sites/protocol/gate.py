@@ -1,5 +1,6 @@
 """The gate of a node: the one way by which anything that was computed from its examples leaves it."""
 
+import functools
 import hmac
 import itertools
 import math
@@ -139,85 +140,66 @@ class Gate:
     def _left(self, question: Question, result: Sum | Evaluation | Table) -> Message:
         policy, (name, content, model, to) = self.policy, question
         self.noised = []
-        loss, numbers = 0.0, 0
-        shares: list[Share] = []
+        head, shares, loss, numbers = {}, [], 0.0, 0  # type: Mapping[str, Unknown], list[Share], float, int
         match result:
             case Sum():
                 policy.check_upload(result.single, result.guarded, result.secret)
-                policy.check_work(result.steps)
+                policy.refuse(Rule.STEPS, result.steps < policy.steps)
                 for which, weights in (("ω", result.weights), ("p", result.data_weights)):
-                    one = slice(0, 1) if result.single else slice(None)
-                    policy.check_sum(np.ones(1) if result.single else weights, result.sizes[one])
+                    each = np.ones(1) if result.single else weights
+                    policy.check_sum(each, result.sizes[: len(each)])
                     of = question_of(f"{result.kind} {which}", [np.frombuffer(model.encode(), np.uint8)])
-                    apart = [[name] for name in result.names] if result.single else [result.names]
-                    for names in apart:  # of uploads one by one each is a sum of its own
-                        there = np.ones(1) if result.single else weights
-                        each = f"{of} {names[0]}" if result.single else of
-                        shares += [self._share(each, "train", names, there, result.split)]
+                    if result.single:  # each is a sum of its own
+                        shares += [Share(f"{of} {one}", "train", {one: 1.0}, result.split) for one in result.names]
+                    else:
+                        shares.append(_share(of, "train", zip(result.names, each.tolist(), strict=True), result.split))
                 if policy.update_noise is not None:
                     loss, numbers = policy.update_noise**-2, sum(map(np.size, jax.tree.leaves(result.arrays)))
+                head, arrays = result.head, lambda: self._noised(result, content)
             case Evaluation():
                 policy.check_sum(result.weights, result.sizes)
-                for held in result.held.values():
-                    policy.check_held(sum(held.values()))
-                shares = [self._share(f"figures {model}", "train", result.names, result.weights, result.split)]
-                shares += [
-                    Share(f"figures {model}", part, {client: n for client, n in held.items() if n}, result.split)
-                    for part, held in result.held.items()
-                ]
-                if policy.noise is not None:
+                few = any(sum(held.values()) < policy.examples for held in result.held.values())
+                policy.refuse(Rule.HELD, few)
+                if policy.noise is None:
+                    parts = {"train": dict(zip(result.names, result.weights.tolist(), strict=True)), **result.held}
+                    shares = [
+                        _share(f"figures {model}", part, each.items(), result.split) for part, each in parts.items()
+                    ]
+                    arrays = result.exact
+                else:
                     bounded = result.bounded(policy.bound or 0.0, policy.unit)
-                    loss, numbers, shares = len(bounded) * policy.noise**-2, len(bounded), []
+                    loss, numbers = len(bounded) * policy.noise**-2, len(bounded)
+                    arrays = lambda: self._noisy(result, bounded, content)  # noqa: E731
             case Table():
                 policy.check_table(int(result.sizes.min()))
+                allowed = {name: each for name, each in result.figures.items() if not policy.refused([f"test_{name}"])}
+                head, arrays = {"columns": [*allowed]}, lambda: allowed
         if policy.clients == policy.examples == 1:
             shares = []  # no difference can be of fewer
         if not self.answered.known(name, content):
             self.check_shares(shares)
         self.answered.take(name, content, policy, loss, numbers, shares=shares)
-        match result:
-            case Sum():
-                arrays = self._noised(result, content)
-                return Message({"to": to, **result.head}, packed(jax.tree.map(np.asarray, arrays)))
-            case Evaluation():
-                if policy.noise is None:
-                    arrays = result.exact()
-                else:
-                    with_noise = {
-                        each.column: each.value
-                        + policy.noise * each.reach * float(self._normals(each.column, content, ()))
-                        for each in bounded
-                    }
-                    self.noised, arrays = [*with_noise], result.noisy(with_noise)
-                arrays = arrays if result.sealed is None else result.sealed(arrays)
-                return Message({"to": to}, packed(jax.tree.map(np.asarray, arrays)))
-            case Table():
-                allowed = {
-                    name: values for name, values in result.figures.items() if not policy.refused([f"test_{name}"])
-                }
-                return Message({"to": to, "columns": [*allowed]}, packed(allowed))
+        leaving = arrays()
+        if isinstance(result, Evaluation) and result.sealed is not None:
+            leaving = result.sealed(leaving)
+        return Message({"to": to, **head}, packed(jax.tree.map(np.asarray, leaving)))
 
     def check_shares(self, shares: Sequence[Share]) -> None:
         """Refuse a sum whose difference to others for the same model could be of too few clients, rows or nodes."""
         policy = self.policy
         for of in {share.of for share in shares}:
-            new = [share for share in shares if share.of == of]
-            together = [*self.answered.shares(of), *(share for share in new if share not in self.answered.shares(of))]
-            if len(together) == len(self.answered.shares(of)):
+            known = self.answered.shares(of)
+            new = [share for share in shares if share.of == of and share not in known]
+            if not new:
                 continue  # the same weights again
-            nodes = [share for share in together if share.part == "nodes"]
-            if policy.nodes is not None and nodes and _apart(nodes) < policy.nodes + 1:
-                raise Refusal(Rule.NODES_APART, policy.nodes)
-            rows = [share for share in together if share.part != "nodes"]
-            if policy.clients > 1 and rows and _apart([each for each in rows if each.part == "train"]) < policy.clients:
-                raise Refusal(Rule.CLIENTS_APART, policy.clients)
-            if policy.examples > 1 and rows and fewest(np.stack([self._rows(each) for each in rows])) < policy.examples:
-                raise Refusal(Rule.EXAMPLES_APART, policy.examples)
-
-    @staticmethod
-    def _share(of: str, part: str, names: Sequence[str], weights: np.ndarray, split: Unknown) -> Share:
-        counted = {name: float(w) for name, w in zip(names, np.asarray(weights), strict=True) if w > 0}
-        return Share(of, part, counted, split)
+            nodes = [share for share in known + new if share.part == "nodes"]
+            rows = [share for share in known + new if share.part != "nodes"]
+            train = [share for share in rows if share.part == "train"]
+            few_nodes = policy.nodes is not None and nodes and _apart(nodes) <= policy.nodes
+            policy.refuse(Rule.NODES_APART, bool(few_nodes))
+            policy.refuse(Rule.CLIENTS_APART, bool(policy.clients > 1 and rows and _apart(train) < policy.clients))
+            few_rows = policy.examples > 1 and rows and fewest(np.stack([*map(self._rows, rows)])) < policy.examples
+            policy.refuse(Rule.EXAMPLES_APART, bool(few_rows))
 
     def _noised(self, result: Sum, content: str) -> Tree:
         """A sum of updates with the node's own noise, of a secret of the node."""
@@ -231,10 +213,15 @@ class Gate:
             return np.asarray(value + noise * clip * weight * drawn, value.dtype)
 
         of_estimates, of_changes = float(result.weights.max()), float(result.data_weights.max())
-        total = by_kind(
-            lambda leaf: noised(leaf, of_estimates), lambda leaf: noised(leaf, of_changes), result.arrays["total"]
-        )
-        return {**result.arrays, "total": total}
+        kinds = functools.partial(noised, weight=of_estimates), functools.partial(noised, weight=of_changes)
+        return {**result.arrays, "total": by_kind(*kinds, result.arrays["total"])}
+
+    def _noisy(self, result: Evaluation, bounded: Sequence[Bounded], content: str) -> Tree:
+        """The arrays of an evaluation with noise on each figure."""
+        self.noised, z = [each.column for each in bounded], self.policy.noise or 0.0
+        drawn = [float(self._normals(column, content, ())) for column in self.noised]
+        values = {each.column: each.value + z * each.reach * d for each, d in zip(bounded, drawn, strict=True)}
+        return result.noisy(values)
 
     def _normals(self, name: str, content: str, shape: tuple[int, ...]) -> np.ndarray:
         """Standard normal numbers from the node's secret: the same for the same question.
@@ -249,6 +236,10 @@ class Gate:
         angle = 2 * math.pi * 2.0**-64 * turn
         both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
         return np.asarray(both[:number].reshape(shape))
+
+
+def _share(of: str, part: str, weights: Iterable[tuple[str, float]], split: Unknown) -> Share:
+    return Share(of, part, {name: w for name, w in weights if w > 0}, split)
 
 
 def _apart(shares: Iterable[Share]) -> int:

@@ -31,22 +31,25 @@ Keys are X25519's, derived ones HKDF-SHA256's, PRG is AES-256-CTR, shares are en
 """
 
 import base64
-import binascii
+import dataclasses
+import functools
 import hashlib
 import json
 import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+import pydantic
 
 from fedax.contract.types import Tree, Unknown
 from fedax.errors import ConfigError, NodeError
 from fedax.sites.protocol.roster import Roster
 from fedax.wire.secure import most
 
+Form = TypeVar("Form", bound=NamedTuple)
 _SEED = 16  # bytes of b_i; Shamir's shares are of so many
 _KEY = 32  # bytes of s_i
 _NONCE = 12
@@ -77,6 +80,54 @@ def least(nodes: int, threshold: int | None) -> int:
     return max(2, nodes // 2 + 1, threshold or 2 * nodes // 3 + 1)
 
 
+# ---- what is sent
+
+
+def _text(file: bytes) -> str:
+    return base64.b64encode(file).decode()
+
+
+def _bytes(text: str, size: int | None = None) -> bytes:
+    """Bytes from a received text.
+
+    Raises:
+        TypeError, ValueError: it is none, or of another size.
+    """
+    found = base64.b64decode(text, validate=True)
+    if size is not None and len(found) != size:
+        raise ValueError(f"{len(found)} bytes in the place of {size}")
+    return found
+
+
+def _checked(text: str, size: int | None = None) -> str:
+    _bytes(text, size)
+    return text
+
+
+_File = Annotated[str, pydantic.AfterValidator(_checked)]
+_File32 = Annotated[str, pydantic.AfterValidator(functools.partial(_checked, size=32))]  # a public key, or a digest
+_Weight = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+
+
+@functools.cache
+def _reader(form: type[Form]) -> pydantic.TypeAdapter[Form]:
+    return pydantic.TypeAdapter(form, config={"strict": True})
+
+
+def _read(form: type[Form], given: Unknown, what: str) -> Form:
+    """JSON that came, in one of the forms below.
+
+    Raises:
+        NodeError: it is not of this form; ``what``: begins the message.
+    """
+    try:
+        return _reader(form).validate_python(given)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        wrong = [*map(str, first["loc"]), first["msg"].removeprefix("Value error, ")]
+        raise NodeError(f"{what} ({': '.join(wrong)})") from None
+
+
 class Key(NamedTuple):
     """The signed public key of a node in a run.
 
@@ -87,7 +138,7 @@ class Key(NamedTuple):
     """
 
     name: str
-    public: str
+    public: _File32
     signature: str
 
     @classmethod
@@ -97,14 +148,7 @@ class Key(NamedTuple):
         Raises:
             NodeError: it is none.
         """
-        try:
-            key = cls(given["name"], given["public"], given["signature"])
-            _bytes(key.public, _KEY)
-            if not (isinstance(key.name, str) and isinstance(key.signature, str)):
-                raise ValueError("text")
-        except (LookupError, TypeError, ValueError) as error:
-            raise NodeError(f"the key of a node is none ({type(error).__name__}: {error})") from None
-        return key
+        return _read(cls, given, "the key of a node is none")
 
     @property
     def text(self) -> bytes:
@@ -121,23 +165,9 @@ class Part(NamedTuple):
         data_weight: their Σ p.
     """
 
-    clients: int
-    weight: float
-    data_weight: float
-
-    @classmethod
-    def of(cls, given: Unknown) -> "Part":
-        """A part that came as JSON.
-
-        Raises:
-            ValueError: it is none.
-        """
-        clients, *weights = given
-        if type(clients) is not int or clients < 1 or len(weights) != 2:
-            raise ValueError("a number of clients and two weights")
-        if not all(isinstance(each, float | int) and 0 <= each < math.inf for each in weights):
-            raise ValueError("weights that are no numbers ≥ 0")
-        return cls(clients, *map(float, weights))
+    clients: Annotated[int, pydantic.Field(ge=1)]
+    weight: _Weight
+    data_weight: _Weight
 
 
 class Rules(NamedTuple):
@@ -148,20 +178,8 @@ class Rules(NamedTuple):
         share: the node's largest share of the weight, in (0, 1].
     """
 
-    others: int
-    share: float
-
-    @classmethod
-    def of(cls, given: Unknown) -> "Rules":
-        """Rules that came as JSON.
-
-        Raises:
-            ValueError: they are none.
-        """
-        others, share = given
-        if type(others) is not int or others < 1 or not (isinstance(share, float | int) and 0 < share <= 1):
-            raise ValueError("a number of other nodes ≥ 1, and a share in (0, 1]")
-        return cls(others, float(share))
+    others: Annotated[int, pydantic.Field(ge=1)]
+    share: Annotated[float, pydantic.Field(gt=0, le=1)]
 
 
 class Offer(NamedTuple):
@@ -176,35 +194,28 @@ class Offer(NamedTuple):
         shares: for each other node, by its position, its shares of b_i and s_i, encrypted.
     """
 
-    public: str
-    seal: str
+    public: _File32
+    seal: _File32
     part: Part
     rules: Rules
-    signature: str
-    shares: dict[str, str]
+    signature: _File
+    shares: dict[str, _File]
 
     def to(self, position: int) -> "Received":
         """The form in which another node receives it."""
-        return Received(
-            self.public, self.seal, self.part, self.rules, self.signature, _digest(self.shares),
-            self.shares.get(str(position), ""),
-        )  # fmt: skip
+        return Received(*self[:5], _digest(self.shares), self.shares.get(str(position), ""))
 
     @classmethod
     def of(cls, given: Unknown, position: int, nodes: int) -> "Offer":
         """An offer that came as JSON.
 
         Raises:
-            ValueError: it is none of node ``position`` of so many.
+            NodeError: it is none of node ``position`` of so many.
         """
-        part, rules = Part.of(given["part"]), Rules.of(given["rules"])
-        offer = cls(given["public"], given["seal"], part, rules, given["signature"], given["shares"])
-        others = {str(k) for k in range(nodes)} - {str(position)}
-        if not isinstance(offer.shares, dict) or offer.shares.keys() != others:
-            raise ValueError("shares for other nodes")
-        for text, size in [(offer.public, _KEY), (offer.seal, 32), *((each, None) for each in offer.shares.values())]:
-            _bytes(text, size)
-        _bytes(offer.signature)
+        what = "what came as the offer of a node is no offer"
+        offer = _read(cls, given, what)
+        if offer.shares.keys() != {str(k) for k in range(nodes) if k != position}:
+            raise NodeError(f"{what} (it has not the shares for the other nodes)")
         return offer
 
 
@@ -221,13 +232,13 @@ class Received(NamedTuple):
         share: encrypted, for this node.
     """
 
-    public: str
-    seal: str
+    public: _File32
+    seal: _File32
     part: Part
     rules: Rules
     signature: str
     shares: str
-    share: str
+    share: _File
 
     @classmethod
     def of(cls, given: Unknown) -> "Received":
@@ -236,17 +247,11 @@ class Received(NamedTuple):
         Raises:
             NodeError: it is not of this form.
         """
-        try:
-            public, seal, part, rules, signature, shares, share = given
-            if not all(isinstance(each, str) for each in (public, seal, signature, shares, share)):
-                raise ValueError("text")
-            return cls(public, seal, Part.of(part), Rules.of(rules), signature, shares, share)
-        except (TypeError, ValueError) as error:
-            raise NodeError(f"what came as the offer of a node is no offer ({error})") from None
+        return _read(cls, given, "what came as the offer of a node is no offer")
 
     def text(self, context: str, position: int) -> bytes:
         """The bytes that are signed."""
-        signed = [context, position, self.public, self.seal, list(self.part), list(self.rules), self.shares]
+        signed = [context, position, self.public, self.seal, self.part, self.rules, self.shares]
         return f"fedax secure aggregation: offer {json.dumps(signed)}".encode()
 
 
@@ -268,31 +273,45 @@ class Agreed(NamedTuple):
         Raises:
             NodeError: it is none.
         """
-        try:
-            signature, adds = given
-            if not (isinstance(signature, str) and isinstance(adds, bool)):
-                raise ValueError("a signature, and whether the node adds")
-        except (TypeError, ValueError) as error:
-            raise NodeError(f"what a node is said to have agreed to is no agreement ({error})") from None
-        return cls(signature, adds)
+        return _read(cls, given, "what a node is said to have agreed to is no agreement")
 
 
+# ---- the node's side
+
+
+@dataclasses.dataclass
 class _ExchangeSecrets:
-    """A node's secrets in one exchange."""
+    """A node's secrets in one exchange, and what it has said.
 
-    def __init__(self, name: str, position: int, keys: Sequence[Key], threshold: int, context: str):
-        self.name, self.position, self.keys, self.threshold = name, position, tuple(keys), threshold
-        self.context = context
-        self.seed, self.secret = secrets.token_bytes(_SEED), secrets.token_bytes(_KEY)
-        self.offer: Offer | None = None
-        self.held: dict[int, bytes] = {}  # the shares of all nodes' secrets that this node holds
-        self.asked: str | None = None  # the digest of the one message whose answer was masked
-        self.answer: Unknown = None
-        self.offers: dict[int, Received] = {}  # of the nodes whose masks are in the sum
-        self.sent: str | None = None  # the digest of the one y_i
-        self.adds = False
-        self.survivors: tuple[int, ...] | None = None
-        self.agreed: Agreed | None = None  # the one agreement of this node
+    Attributes:
+        name, position, keys, threshold: as of :meth:`Masks.offer`.
+        context: a digest of what all nodes of the exchange share.
+        seed, secret: b_i and s_i.
+        offer: of this node.
+        held: the shares of all nodes' secrets that this node holds, by position.
+        asked, answer: the digest of the one message whose answer was masked, and the answer.
+        offers: of the nodes whose masks are in the sum.
+        sent: the digest of the one y_i.
+        adds: as of :class:`Agreed`.
+        survivors, agreed: the one agreement of this node.
+    """
+
+    name: str
+    position: int
+    keys: Sequence[Key]
+    threshold: int
+    context: str
+    seed: bytes
+    secret: bytes
+    offer: Offer
+    held: dict[int, bytes]
+    asked: str | None = None
+    answer: Unknown = None
+    offers: Mapping[int, Received] = dataclasses.field(default_factory=dict)
+    sent: str | None = None
+    adds: bool = False
+    survivors: tuple[int, ...] = ()
+    agreed: Agreed | None = None
 
     def agreement(self, survivors: Sequence[int], adds: bool) -> bytes:
         """The bytes that nodes sign when they agree whose sums are added; offers are of this exchange alone."""
@@ -347,15 +366,10 @@ class Masks:
                 the first time.
         """
         context = _context(name, keys, threshold, question)
-        state = self._turns.get(name)
-        if state is not None:
-            if state.offer is None or (state.position, state.context, state.offer.part) != (
-                position,
-                context,
-                part,
-            ):
+        if (known := self._turns.get(name)) is not None:
+            if (known.position, known.context, known.offer.part) != (position, context, part):
                 raise NodeError("the masks of this exchange were asked for before, in another way")
-            return state.offer
+            return known.offer
         if not 2 <= threshold <= len(keys) or 2 * threshold <= len(keys) + self._colluding:
             raise NodeError(
                 f"{threshold} of {len(keys)} nodes are to stay, and of {self._colluding} that may work with the server "
@@ -367,21 +381,19 @@ class Masks:
         for key in {*keys} - self._checked:
             self._roster.check(key.name, key.text, key.signature)
         self._checked = {*keys}
-        state = _ExchangeSecrets(name, position, keys, threshold, context)
-        seed, first, second = (
-            _split(threshold, len(keys), part) for part in (state.seed, state.secret[:16], state.secret[16:])
-        )
-        shares = [b"".join(each) for each in zip(seed, first, second, strict=True)]
-        state.held[position] = shares[position]
+        seed, secret = secrets.token_bytes(_SEED), secrets.token_bytes(_KEY)
+        shares = _split(threshold, len(keys), seed + secret)
         sealed = {
-            str(k): _text(_encrypted(self._between(state, position, k), share, name))
-            for k, share in enumerate(shares)
+            str(k): _text(_encrypted(self._between(key.public, name, position, k), share, name))
+            for k, (key, share) in enumerate(zip(keys, shares, strict=True))
             if k != position
         }
-        bare = Offer(_text(_public(state.secret)), _seal(state.seed), part, self._rules, "", sealed)
-        state.offer = bare._replace(signature=self._roster.signed(bare.to(position).text(context, position)))
+        bare = Offer(_text(_public(secret)), _seal(seed), part, self._rules, "", sealed)
+        offer = bare._replace(signature=self._roster.signed(bare.to(position).text(context, position)))
+        held = {position: shares[position]}
+        state = _ExchangeSecrets(name, position, keys, threshold, context, seed, secret, offer, held)
         self._turns = dict(list(self._turns.items())[1 - _TURNS :]) | {name: state}
-        return state.offer
+        return offer
 
     def once(self, name: str, message: bytes) -> Unknown:
         """The answer that :meth:`keep` kept for the same message; ``None``: the message is new.
@@ -423,34 +435,26 @@ class Masks:
         me = state.position
         if len(offers) < state.threshold or me not in offers or not {*offers} <= {*range(len(state.keys))}:
             raise NodeError(f"{len(offers)} nodes are left, and {state.threshold} have to stay")
-        assert state.offer is not None
         if offers[me][:5] != state.offer.to(me)[:5]:
             raise NodeError("the masks that this node offered came back as others")
-        if (state.context, state.offer.part) != (
-            _context(name, state.keys, state.threshold, question),
-            part,
-        ):
+        if (state.context, state.offer.part) != (_context(name, state.keys, state.threshold, question), part):
             raise NodeError("another question is asked than the one for which the nodes have offered masks")
         for k, offer in offers.items():
             self._roster.check(state.keys[k].name, offer.text(state.context, k), offer.signature)
         self._check_rules(state, offers, offers)
-        held = {me: state.held[me]}
-        for k, offer in offers.items():
-            if k != me:
-                held[k] = _decrypted(self._between(state, k, me), _bytes(offer.share), name)
-                if len(held[k]) != _SEED + _KEY:
-                    raise NodeError("shares of another size than they have")
-        sums = sums.astype(_word(bits))
+        held, sums = {me: state.held[me]}, sums.astype(_word(bits))
         result = sums + _stream(_derived(state.seed, f"own {name}"), sums.size, bits)
-        for k, offer in offers.items():
-            if k != me:
-                result += _pair(me, k, state.secret, offer.public, name, sums.size, bits)
+        for k in {*offers} - {me}:
+            key = self._between(state.keys[k].public, name, k, me)
+            held[k] = _decrypted(key, _bytes(offers[k].share), name)
+            if len(held[k]) != _SEED + _KEY:
+                raise NodeError("shares of another size than they have")
+            result += _pair(me, k, state.secret, offers[k].public, name, sums.size, bits)
         file = packed(result, bits)
         # Two sums under one mask would reveal their difference.
         if state.sent not in (None, digest := hashlib.sha256(file.tobytes()).hexdigest()):
             raise NodeError("other numbers were masked in this exchange before")
-        state.sent, state.offers, state.held = digest, dict(offers), held
-        state.adds = bool(packed(sums, bits).any())
+        state.sent, state.offers, state.held, state.adds = digest, offers, held, bool(packed(sums, bits).any())
         return file
 
     def agree(self, name: str, survivors: Collection[int]) -> Agreed:
@@ -460,12 +464,10 @@ class Masks:
             NodeError: too few survived, or a node's share is too large; or it has signed another set before.
         """
         state, nodes = self._turns[name], tuple(sorted({*survivors}))
-        if state.survivors not in (None, nodes):
+        if state.agreed is not None and state.survivors != nodes:
             raise NodeError("this node has agreed to the sum over another set of nodes in this exchange")
-        if (
-            len(nodes) < max(len([*survivors]), state.threshold)
-            or not {state.position} <= {*nodes} <= state.held.keys()
-        ):
+        enough = max(len(survivors), state.threshold)
+        if len(nodes) < enough or not {state.position} <= {*nodes} <= state.held.keys():
             raise NodeError(
                 f"the sum over nodes {[*nodes]} is asked for, and at least {state.threshold} of {sorted(state.held)}, "
                 f"with {state.position} among them, may be summed"
@@ -489,7 +491,7 @@ class Masks:
             NodeError: fewer than the threshold have agreed to the same set as this node, or too few of them add.
         """
         state = self._turns[name]
-        if state.survivors is None or state.agreed is None:
+        if state.agreed is None:
             raise NodeError("this node has not agreed whose sums are added in this exchange")
         if len(agreed) < state.threshold or not {*agreed} <= {*state.survivors}:
             raise NodeError(f"{len(agreed)} nodes have agreed whose sums are added, and {state.threshold} have to")
@@ -505,13 +507,13 @@ class Masks:
                 "have to, for a sum that hides each node (secure.nodes)"
             )
         state.answer = None
-        survivors = {*state.survivors}
-        return {
-            str(k): _text(share[:_SEED] if k in survivors else share[_SEED:]) for k, share in sorted(state.held.items())
-        }
+        of_seed, of_secret = slice(_SEED), slice(_SEED, None)
+        which = {k: of_seed if k in state.survivors else of_secret for k in sorted(state.held)}
+        return {str(k): _text(state.held[k][part]) for k, part in which.items()}
 
     def _check_rules(self, state: _ExchangeSecrets, offers: Mapping[int, Received], positions: Collection[int]) -> None:
         """Refuse a sum over some nodes that is against the rules of one: all refuse it, as any of them could unmask."""
+        totals = [sum(each) for each in zip(*(offers[k].part for k in positions), strict=True)]
         for k in positions:
             rules, file = offers[k].rules, self._roster.names[state.keys[k].name]
             if len(positions) <= rules.others:
@@ -519,17 +521,17 @@ class Masks:
                     f"a secure sum over {len(positions)} nodes is asked for, and the owner of {file!r} wants "
                     f"{rules.others} others in it (secure.nodes)"
                 )
-            for which in ("weight", "data_weight"):
-                all_ = sum(getattr(offers[j].part, which) for j in positions)
-                if getattr(offers[k].part, which) > rules.share * all_:
-                    raise NodeError(
-                        f"{file!r} would have more than {rules.share:g} of the weight of a secure sum (secure.share)"
-                    )
+            if any(own > rules.share * whole for own, whole in zip(offers[k].part[1:], totals[1:], strict=True)):
+                raise NodeError(
+                    f"{file!r} would have more than {rules.share:g} of the weight of a secure sum (secure.share)"
+                )
 
-    def _between(self, state: _ExchangeSecrets, sender: int, receiver: int) -> bytes:
-        """The key for what one node sends to another; this node is one of the two."""
-        other = state.keys[receiver if sender == state.position else sender]
-        return _derived(_agreed(self._key, other.public), f"shares {state.name} {sender} {receiver}")
+    def _between(self, public: str, name: str, sender: int, receiver: int) -> bytes:
+        """The key for what one node sends to another; this node is one of the two, and ``public`` of the other."""
+        return _derived(_agreed(self._key, public), f"shares {name} {sender} {receiver}")
+
+
+# ---- the server's side
 
 
 def total(
@@ -552,27 +554,26 @@ def total(
     Raises:
         NodeError: a share is not of its form, or the shares do not make up what they are shares of.
     """
-    parts = {k: unpacked(each, bits) for k, each in masked.items()}
-    result = np.zeros_like(next(iter(parts.values())))
-    for part in parts.values():
-        result += part
+    result = functools.reduce(np.add, [unpacked(each, bits) for each in masked.values()])
     for k, offer in offers.items():
         try:
             shares = {at: _bytes(each[str(k)], _SEED if k in masked else _KEY) for at, each in revealed.items()}
         except (LookupError, TypeError, ValueError) as error:
             raise NodeError(f"node {k}: a share of its secrets is none ({type(error).__name__}: {error})") from None
         secret = _joined(dict(list(shares.items())[:threshold]))
+        made = _seal(secret) if k in masked else _text(_public(secret))
+        if made != (offer.seal if k in masked else offer.public):
+            raise NodeError(f"node {k}: the shares of its {'seed' if k in masked else 'key'} do not fit together")
         if k in masked:
-            if _seal(secret) != offer.seal:
-                raise NodeError(f"node {k}: the shares of its seed do not fit together")
             result -= _stream(_derived(secret, f"own {name}"), result.size, bits)
         else:
-            if _text(_public(secret)) != offer.public:
-                raise NodeError(f"node {k}: the shares of its key do not fit together")
             for other in masked:
                 result += _pair(k, other, secret, offers[other].public, name, result.size, bits)
     result &= _word(bits)(2**bits - 1)
     return result
+
+
+# ---- numbers and bytes
 
 
 def encode_figures(values: np.ndarray, nodes: int) -> np.ndarray:
@@ -649,6 +650,9 @@ def _word(bits: int) -> type[np.uint32] | type[np.uint64]:
     return np.uint64 if bits > 32 else np.uint32
 
 
+# ---- cryptography
+
+
 def _digest(content: Unknown) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -689,9 +693,8 @@ def _agreed(private: bytes, public: str) -> bytes:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
     try:
-        return X25519PrivateKey.from_private_bytes(private).exchange(
-            X25519PublicKey.from_public_bytes(_bytes(public, _KEY))
-        )
+        other = X25519PublicKey.from_public_bytes(_bytes(public))
+        return X25519PrivateKey.from_private_bytes(private).exchange(other)
     except ValueError as error:
         raise NodeError(f"the public key of a node is none ({error})") from None
 
@@ -714,10 +717,11 @@ def _decrypted(key: bytes, file: bytes, name: str) -> bytes:
 
 
 def _split(threshold: int, nodes: int, secret: bytes) -> list[bytes]:
-    """Shamir's shares of 16 bytes, one for each node."""
+    """Shamir's shares of a multiple of 16 bytes, one for each node."""
     from Crypto.Protocol.SecretSharing import Shamir
 
-    return [share for _, share in Shamir.split(threshold, nodes, secret, ssss=False)]
+    parts = [Shamir.split(threshold, nodes, secret[at : at + 16], ssss=False) for at in range(0, len(secret), 16)]
+    return [b"".join(share for _, share in each) for each in zip(*parts, strict=True)]
 
 
 def _joined(shares: Mapping[int, bytes]) -> bytes:
@@ -731,24 +735,3 @@ def _joined(shares: Mapping[int, bytes]) -> bytes:
 
 def _seal(seed: bytes) -> str:
     return _text(hashlib.sha256(b"fedax secure aggregation: seed " + seed).digest())
-
-
-def _text(file: bytes) -> str:
-    return base64.b64encode(file).decode()
-
-
-def _bytes(text: Unknown, size: int | None = None) -> bytes:
-    """Bytes from a received text.
-
-    Raises:
-        ValueError: it is none, or of another size.
-    """
-    if not isinstance(text, str):
-        raise ValueError(f"{type(text).__name__} in the place of text")
-    try:
-        found = base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(str(error)) from None
-    if size is not None and len(found) != size:
-        raise ValueError(f"{len(found)} bytes in the place of {size}")
-    return found

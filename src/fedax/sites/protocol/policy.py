@@ -5,7 +5,8 @@ import math
 import os
 import pathlib
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,72 +22,27 @@ from fedax.sites.protocol.refusals import Refusal, Rule
 _EQUAL = 1e-6  # relative, of shares of a sum
 _EPSILON, _DELTA = 8.0, 1e-5
 
-STRICT = """\
-# What the owner of this node allows. The node reads this file when it starts, and keeps its rules whatever a server
-# sends. A rule that is left out allows everything. Each refusal is a line in site/log.jsonl of the node's folder.
+STRICT = pathlib.Path(__file__).with_name("strict.toml").read_text(encoding="utf-8")  # all rules, explained
 
-[runs]
-# Which methods and tasks a run may use, by their names: `fedax list` shows them.
-methods = ["fedavg", "fedprox", "fednova", "scaffold", "feddyn"]
-tasks = ["logistic_regression", "softmax_regression", "linear_regression", "mlp"]
-# May a run split rows off for validation and testing?
-split = true
-# In how many rounds, of all runs together, do clients of this node take part at most?
-rounds = 1000
 
-[messages]
-# How many questions about data are answered: at most, and on one day. A round with an evaluation asks twice.
-total = 5000
-daily = 2000
+def _rule(place: str, default: Unknown, check: Callable[..., object], *limits: Unknown, **options: bool) -> Any:
+    """A field of :class:`Policy`: its place in the file, and the check of a value, with what that is given."""
+    bound = lambda value: check(place, value, *limits, **options)  # noqa: E731
+    return dataclasses.field(default=default, metadata={"place": place, "check": bound})
 
-[sums]
-# Every number that leaves is a sum, or a mean, in which no client counts for more than 1/clients, and no example for
-# more than 1/examples.
-clients = 1
-examples = 50
-# May uploads or figures of single clients leave?
-single = false
 
-[work]
-# The fewest examples in a local step, or all that a client has; and the fewest local steps before an upload.
-batch = 16
-steps = 5
+def _check_names(field: str, given: Unknown) -> None:
+    if isinstance(given, str) or not isinstance(given, Collection) or not all(isinstance(each, str) for each in given):
+        raise ConfigError(field, given, "give a list of names")
 
-[secure]
-# Updates leave in secure sums only, over this node and at least so many others.
-nodes = 2
-# How many of these others may work with the server, and still learn no more than the sum? With 3 nodes and 1, all 3
-# have to answer in each round.
-colluding = 1
-# The largest share of this node in the weight of such a sum.
-share = 0.9
 
-[tables]
-# Every number of a table's summary, such as the count of a category, is of so many rows at least; 5 without this rule.
-rows = 5
+def _check_choice(field: str, given: Unknown, *choices: Unknown) -> None:
+    if type(given) is not type(choices[0]) or given not in choices:
+        raise ConfigError(field, given, f"give {' or '.join(map(str, choices)).lower()}")
 
-[figures]
-# The measures that may leave. They are means over this node's examples, and are not masked.
-columns = ["train_loss", "val_loss", "val_error", "val_accuracy", "test_loss", "test_error", "test_accuracy"]
-# With noise, figures are private, also where the server chooses the model: its standard deviation, in units of how far
-# one row can move them, or one client (unit = "clients"). Losses are clipped to [0, bound].
-noise = 20.0
-bound = 3.0
-unit = "rows"
-# Without noise: histograms of metrics, such as that of AUC, have at most so many bits.
-# bits = 6
 
-# Noise of the node's own on each update, so that the server sees private sums only. It cannot be used with [secure]:
-# take one of the two. An update is clipped to the norm `clip`; `noise` is in units of the clip.
-# [updates]
-# clip = 1.0
-# noise = 4.0
-
-# What all noise together may spend, over all runs. When it is spent, the node does not answer any more.
-[budget]
-epsilon = 8.0
-delta = 1e-5
-"""
+def _check_positive(field: str, given: Unknown, most: float = math.inf) -> None:
+    check_number(field, given, 0, most, open_low=True, fixed=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,71 +96,52 @@ class Policy:
         fedax.sites.protocol.refusals.Refusal: its owner's policy (sums.clients = 2) is against a sum in which one ...
     """
 
-    methods: Collection[str] | None = None
-    tasks: Collection[str] | None = None
-    split: bool = True
-    rounds: int | None = None
-    total: int | None = None
-    daily: int | None = None
-    clients: int = 1
-    examples: int = 1
-    single: bool = True
-    rows: int = LEAST
-    batch: int = 1
-    steps: int = 0
-    nodes: int | None = None
-    colluding: int = 1
-    share: float = 0.9
-    columns: Collection[str] | None = None
-    noise: float | None = None
-    bound: float | None = None
-    unit: str = "clients"
-    bits: int | None = None
-    clip: float | None = None
-    update_noise: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
+    methods: Collection[str] | None = _rule("runs.methods", None, _check_names)
+    tasks: Collection[str] | None = _rule("runs.tasks", None, _check_names)
+    split: bool = _rule("runs.split", True, _check_choice, True, False)
+    rounds: int | None = _rule("runs.rounds", None, check_count)
+    total: int | None = _rule("messages.total", None, check_count)
+    daily: int | None = _rule("messages.daily", None, check_count)
+    clients: int = _rule("sums.clients", 1, check_count)
+    examples: int = _rule("sums.examples", 1, check_count)
+    single: bool = _rule("sums.single", True, _check_choice, True, False)
+    rows: int = _rule("tables.rows", LEAST, check_count, LEAST)
+    batch: int = _rule("work.batch", 1, check_count)
+    steps: int = _rule("work.steps", 0, check_count, 0)
+    nodes: int | None = _rule("secure.nodes", None, check_count)
+    colluding: int = _rule("secure.colluding", 1, check_count, 0)
+    share: float = _rule("secure.share", 0.9, _check_positive, 1)
+    columns: Collection[str] | None = _rule("figures.columns", None, _check_names)
+    noise: float | None = _rule("figures.noise", None, _check_positive)
+    bound: float | None = _rule("figures.bound", None, _check_positive)
+    unit: str = _rule("figures.unit", "clients", _check_choice, "clients", "rows")
+    bits: int | None = _rule("figures.bits", None, check_count)
+    clip: float | None = _rule("updates.clip", None, _check_positive)
+    update_noise: float | None = _rule("updates.noise", None, _check_positive)
+    epsilon: float | None = _rule("budget.epsilon", None, _check_positive)
+    delta: float | None = _rule("budget.delta", None, check_number, 1e-12, 1, open_high=True, fixed=True)
 
     def __post_init__(self) -> None:
-        for name in ("methods", "tasks", "columns"):
-            given = getattr(self, name)
-            if given is not None and (isinstance(given, str) or not all(isinstance(each, str) for each in given)):
-                raise ConfigError(_place(name), given, "give a list of names")
-        for name in ("split", "single"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(_place(name), getattr(self, name), "give true or false")
-        for count, low in (("rounds", 1), ("total", 1), ("daily", 1), ("clients", 1), ("examples", 1), ("batch", 1),
-                          ("steps", 0), ("rows", LEAST), ("nodes", 1), ("colluding", 0), ("bits", 1)):  # fmt: skip
-            if getattr(self, count) is not None:
-                check_count(_place(count), getattr(self, count), low)
-        for name in ("noise", "bound", "clip", "update_noise", "epsilon"):
-            if getattr(self, name) is not None:
-                check_number(_place(name), getattr(self, name), 0, open_low=True, fixed=True)
-        if self.unit not in ("clients", "rows"):
-            raise ConfigError(_place("unit"), self.unit, "give clients or rows")
-        check_number(_place("share"), self.share, 0, 1, open_low=True, fixed=True)
-        if self.delta is not None:
-            check_number(_place("delta"), self.delta, 1e-12, 1, open_high=True, fixed=True)
-        for one, other in (("noise", "bound"), ("clip", "update_noise")):
-            if (getattr(self, one) is None) != (getattr(self, other) is None):
-                missing, there = (one, other) if getattr(self, one) is None else (other, one)
-                text = f"{_place(one)} and {_place(other)} go together; the other is {getattr(self, there)}"
-                raise ConfigError(_place(missing), None, text)
+        for field in dataclasses.fields(self):
+            if (given := getattr(self, field.name)) is not None or field.default is not None:
+                field.metadata["check"](given)
+        for one, other in (("noise", "bound"), ("bound", "noise"), ("clip", "update_noise"), ("update_noise", "clip")):
+            if getattr(self, one) is None and getattr(self, other) is not None:
+                text = f"{_PLACES[one]} and {_PLACES[other]} go together; the other is {getattr(self, other)}"
+                raise ConfigError(_PLACES[one], None, text)
         if self.clip is not None and self.nodes is not None:
             way_out = "whole numbers of secure sums have no room for noise of the node's own; take one of the two"
             raise ConfigError("secure.nodes", self.nodes, way_out)
         if self.clip is not None and self.noise is None and self.columns != []:
             way_out = "figures without it would tell what the noise on updates hides; give one, or figures.columns = []"
             raise ConfigError("figures.noise", None, way_out)
-        if not self.noised:
-            for name in ("epsilon", "delta"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(_place(name), getattr(self, name), "there is no noise that could spend it")
-            return
-        for field, z in {"noise": self.noise, "update_noise": self.update_noise}.items():
-            if z is not None and (each := self.spent(z**-2)) > self.budget:
-                way_out = f"one answer spends ε = {each:.3g}, more than {_place('epsilon')} = {self.budget:g}"
-                raise ConfigError(_place(field), z, f"{way_out}; give more noise")
+        for name in ("epsilon", "delta"):
+            if not self.noised and getattr(self, name) is not None:
+                raise ConfigError(_PLACES[name], getattr(self, name), "there is no noise that could spend it")
+        for name in ("noise", "update_noise"):
+            if (z := getattr(self, name)) is not None and (each := self.spent(z**-2)) > self.budget:
+                way_out = f"one answer spends ε = {each:.3g}, more than budget.epsilon = {self.budget:g}"
+                raise ConfigError(_PLACES[name], z, f"{way_out}; give more noise")
 
     @property
     def noised(self) -> bool:
@@ -252,28 +189,22 @@ class Policy:
             Refusal: a rule forbids it.
         """
         self.check_problem(agreement.config)
-        wire, batch = job.hyper.wire, job.plan.batch_size
-        if not self.split and agreement.split is not None:
-            raise Refusal(Rule.SPLIT, False)
-        if batch is not None and batch < min(self.batch, max(sizes)):
-            raise Refusal(Rule.BATCH, self.batch)
-        if wire.faults is not None and (wire.secure is not None or self.clients > 1 or self.examples > 1):
-            raise Refusal(Rule.SILENCED)
-        if wire.guard is not None and self.clients > 1:
-            raise Refusal(Rule.GUARD, self.clients)
+        wire, batch, metrics = job.hyper.wire, job.plan.batch_size, job.plan.task.whole_metrics
+        self.refuse(Rule.SPLIT, not self.split and agreement.split is not None)
+        self.refuse(Rule.BATCH, batch is not None and batch < min(self.batch, max(sizes)))
+        hides = wire.secure is not None or self.clients > 1 or self.examples > 1
+        self.refuse(Rule.SILENCED, wire.faults is not None and hides)
+        self.refuse(Rule.GUARD, wire.guard is not None and self.clients > 1)
         self.check_upload(single, wire.guard is not None, wire.secure is not None)
-        if refused := self.refused(measured):
-            raise Refusal(Rule.COLUMNS, self._listed(self.columns), ", ".join(refused))
+        self.refuse(Rule.COLUMNS, self.refused(measured))
         if "grad_norm_sq" in measured and wire.secure is None:
-            self.check_work(1)  # a gradient is an update of one step
-            if self.clients > 1:
-                raise Refusal(Rule.GRADIENT, self.clients)
-        metrics = job.plan.task.whole_metrics
+            self.refuse(Rule.STEPS, self.steps > 1)  # a gradient is an update of one step
+            self.refuse(Rule.GRADIENT, self.clients > 1)
         sums = [name for name in measured if name.startswith(PARTS) and name.partition("_")[2] in metrics]
-        if self.noise and (unbounded := [name for name in measured if name == "grad_norm_sq"] + sums):
-            raise Refusal(Rule.UNBOUNDED, self.noise, ", ".join(unbounded))
-        if self.bits is not None and any(getattr(metric, "bits", 0) > self.bits for metric in metrics.values()):
-            raise Refusal(Rule.BITS, self.bits)
+        if self.noise is not None:
+            self.refuse(Rule.UNBOUNDED, [name for name in measured if name == "grad_norm_sq"] + sums)
+        if self.bits is not None:
+            self.refuse(Rule.BITS, any(getattr(metric, "bits", 0) > self.bits for metric in metrics.values()))
 
     def check_problem(self, config: Mapping[str, Unknown]) -> None:
         """Refuse a run by the names of its method and its task.
@@ -285,16 +216,26 @@ class Policy:
             if allowed is not None and part in config:
                 section = config[part]
                 name = section.get("name") if isinstance(section, dict) else None
-                if name not in allowed:
-                    raise Refusal(rule, self._listed(allowed), str(name)[:80])
+                self.refuse(rule, [] if name in allowed else [str(name)[:80]])
 
     def refused(self, columns: Sequence[str]) -> list[str]:
         """The columns among ``columns`` that may not leave."""
         return [] if self.columns is None else [name for name in columns if name not in self.columns]
 
-    @staticmethod
-    def _listed(names: Collection[str] | None) -> str:
-        return "[" + ", ".join(sorted(names or ())) + "]"
+    def refuse(self, rule: Rule, broken: bool | np.bool_ | Sequence[str]) -> None:
+        """Refuse what breaks a rule.
+
+        Args:
+            rule: the rule.
+            broken: whether it is broken, or the names that break it.
+
+        Raises:
+            Refusal: it is.
+        """
+        if broken:
+            value = getattr(self, _FIELDS[rule.setting]) if rule.setting else None
+            listed = value if value is None or isinstance(value, int | float) else f"[{', '.join(sorted(value))}]"
+            raise Refusal(rule, listed, ", ".join(broken) if isinstance(broken, Sequence) else "")
 
     # ---- what an answer may be
 
@@ -312,19 +253,8 @@ class Policy:
         if not (total := float(weights.sum())):
             return
         share = weights / total
-        if share.max() > (1 + _EQUAL) / self.clients:
-            raise Refusal(Rule.CLIENTS, self.clients)
-        if float((share / np.maximum(sizes, 1)).max()) > (1 + _EQUAL) / self.examples:
-            raise Refusal(Rule.EXAMPLES, self.examples)
-
-    def check_held(self, number: int) -> None:
-        """Refuse figures of too few held-out examples.
-
-        Raises:
-            Refusal: they are.
-        """
-        if number < self.examples:
-            raise Refusal(Rule.HELD, self.examples)
+        self.refuse(Rule.CLIENTS, share.max() > (1 + _EQUAL) / self.clients)
+        self.refuse(Rule.EXAMPLES, (share / np.maximum(sizes, 1)).max() > (1 + _EQUAL) / self.examples)
 
     def check_table(self, number: int) -> None:
         """Refuse figures of single clients, of whom each has at least so many test examples.
@@ -332,15 +262,11 @@ class Policy:
         Raises:
             Refusal: a rule is against it.
         """
-        if self.noise is not None:
-            raise Refusal(Rule.NO_FIGURES, self.noise)
-        if not self.single:
-            raise Refusal(Rule.SINGLE, False)
-        if self.clients > 1:
-            raise Refusal(Rule.ONE_BY_ONE, self.clients)
-        if self.refused(["test_loss"]):
-            raise Refusal(Rule.COLUMNS, self._listed(self.columns), "test_loss")
-        self.check_held(number)
+        self.refuse(Rule.NO_FIGURES, self.noise is not None)
+        self.refuse(Rule.SINGLE, not self.single)
+        self.refuse(Rule.ONE_BY_ONE, self.clients > 1)
+        self.refuse(Rule.COLUMNS, self.refused(["test_loss"]))
+        self.refuse(Rule.HELD, number < self.examples)
 
     def check_upload(self, single: bool, guarded: bool, secure: bool) -> None:
         """Refuse an upload in a form in which it may not leave.
@@ -353,21 +279,9 @@ class Policy:
         Raises:
             Refusal: a rule is against it.
         """
-        if self.nodes is not None and not secure:
-            raise Refusal(Rule.SECURE, self.nodes)
-        if single and not self.single:
-            raise Refusal(Rule.SINGLE, False)
-        if self.clip is not None and (single or guarded or secure):
-            raise Refusal(Rule.NOISE, self.clip)
-
-    def check_work(self, steps: int) -> None:
-        """Refuse an upload after too few local steps.
-
-        Raises:
-            Refusal: they are too few.
-        """
-        if steps < self.steps:
-            raise Refusal(Rule.STEPS, self.steps)
+        self.refuse(Rule.SECURE, self.nodes is not None and not secure)
+        self.refuse(Rule.SINGLE, single and not self.single)
+        self.refuse(Rule.NOISE, self.clip is not None and (single or guarded or secure))
 
     def check_nodes(self, number: int) -> None:
         """Refuse a secure sum over so many nodes, this one among them.
@@ -375,8 +289,7 @@ class Policy:
         Raises:
             Refusal: they are too few.
         """
-        if self.nodes is not None and number - 1 < self.nodes:
-            raise Refusal(Rule.NODES, self.nodes)
+        self.refuse(Rule.NODES, self.nodes is not None and number - 1 < self.nodes)
 
     # ---- where it is from
 
@@ -422,26 +335,12 @@ def read_table(path: pathlib.Path) -> dict[str, Unknown]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            "policy", str(path), f"it cannot be read ({error}); fedax deploy policy writes one"
-        ) from error
+        way_out = f"it cannot be read ({error}); fedax deploy policy writes one"
+        raise ConfigError("policy", str(path), way_out) from error
 
 
-# section -> rule -> the field of Policy
-_SECTIONS = {
-    "runs": {name: name for name in ("methods", "tasks", "split", "rounds")},
-    "messages": {name: name for name in ("total", "daily")},
-    "sums": {name: name for name in ("clients", "examples", "single")},
-    "tables": {"rows": "rows"},
-    "work": {name: name for name in ("batch", "steps")},
-    "secure": {name: name for name in ("nodes", "colluding", "share")},
-    "figures": {name: name for name in ("columns", "noise", "bound", "unit", "bits")},
-    "updates": {"clip": "clip", "noise": "update_noise"},
-    "budget": {name: name for name in ("epsilon", "delta")},
-}
-_PLACES = {field: f"{section}.{rule}" for section, rules in _SECTIONS.items() for rule, field in rules.items()}
-
-
-def _place(field: str) -> str:
-    """The section and the name of a rule in the file."""
-    return _PLACES[field]
+_PLACES = {field.name: field.metadata["place"] for field in dataclasses.fields(Policy)}
+_FIELDS = {place: name for name, place in _PLACES.items()}
+_SECTIONS: dict[str, dict[str, str]] = {}  # section -> rule -> the field of Policy
+for _place, _name in _FIELDS.items():
+    _SECTIONS.setdefault(_place.partition(".")[0], {})[_place.partition(".")[2]] = _name

@@ -101,6 +101,11 @@ class Rule(enum.Enum):
     FAILED = None, "it failed; its owner's log says more"
 
     @property
+    def setting(self) -> str | None:
+        """The section and the name of the owner's rule, if there is one."""
+        return self.value[0]
+
+    @property
     def text(self) -> str:
         """What it is against, in words."""
         return str(self.value[1])
@@ -122,6 +127,5 @@ class Refusal(NodeError):
 
     def __init__(self, rule: Rule, value: Unknown = None, about: str = ""):
         self.rule = rule
-        setting, text = rule.value[0], rule.text
-        text = f"its owner's policy ({setting} = {value}) is against {text}" if setting else text
+        text = f"its owner's policy ({rule.setting} = {value}) is against {rule.text}" if rule.setting else rule.text
         super().__init__(f"{text} ({about})" if about else text)

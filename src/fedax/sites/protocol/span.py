@@ -4,6 +4,7 @@ Sums with weights w_1, …, w_m over the same units, such as clients, rows or no
 Two sums over all units and over all but one tell that one's own part.
 """
 
+import bisect
 import itertools
 import math
 
@@ -108,14 +109,12 @@ def _disjoint_bases(points: np.ndarray, counts: np.ndarray) -> int:
     left, found, rng = counts.copy(), 0, np.random.default_rng(0)
     for _ in range(_PASSES):
         # As many blocks as there can be, each with r different points: a point's columns go to blocks in turn.
-        low, high = 0, int(left.sum()) // rank
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if np.minimum(left, middle).sum() >= rank * middle else (low, middle - 1)
-        if not low:
+        too_many = lambda most, left=left: np.minimum(left, most).sum() < rank * most  # noqa: E731
+        most = bisect.bisect_left(range(1, int(left.sum()) // rank + 1), True, key=too_many)
+        if not most:
             break
         order = rng.permutation(number)
-        blocks = np.repeat(order, np.minimum(left[order], low))[: rank * low].reshape(rank, low).T
+        blocks = np.repeat(order, np.minimum(left[order], most))[: rank * most].reshape(rank, most).T
         full = np.linalg.svd(points.T[blocks], compute_uv=False)[:, -1] > _EQUAL
         found += int(full.sum())
         left = left - np.bincount(blocks[full].reshape(-1), minlength=number)

@@ -90,9 +90,8 @@ class SecureSums:
         for k, (answer, _) in replies.items():
             try:
                 offers[k] = masks.Offer.of(answer["offer"], k, len(order))
-            except (LookupError, TypeError, ValueError) as error:
-                text = f"{type(error).__name__}: {error}"
-                raise NodeError(f"clients {self._fleet.names(order[k])}: its masks are none ({text})") from error
+            except (LookupError, NodeError) as error:
+                raise NodeError(f"clients {self._fleet.names(order[k])}: its masks are none ({error})") from error
         # Second, they send masked sums.
         form = {"masked": jax.ShapeDtypeStruct((size * bits // 8,), np.uint8)}
         offered = lambda k: {"offers": {str(other): offer.to(k) for other, offer in offers.items()}}  # noqa: E731

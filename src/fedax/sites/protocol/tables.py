@@ -7,6 +7,8 @@ The server is not trusted. A summary is of counts of several rows (:func:`fedax.
 different ones of a column leave, also of a table that has changed; and what is refused is said in fixed texts.
 """
 
+import collections
+import functools
 import itertools
 import json
 import os
@@ -29,7 +31,7 @@ from fedax.data.tables import by_value, from_frames
 from fedax.data.transform import Document, Transform
 from fedax.errors import DataError, FedaxError, NodeError
 from fedax.files import damage, has_digest, seal, with_digest, write_atomic
-from fedax.sites.protocol.agreement import precise_versions
+from fedax.sites.protocol.agreement import other_versions, precise_versions
 from fedax.sites.protocol.fleet import who
 from fedax.sites.protocol.messages import Failure, Message, Transport
 from fedax.sites.protocol.refusals import Refusal, Rule
@@ -83,7 +85,8 @@ class Desk:
         file = self.folder / "transform.json"
         if file.exists():
             try:
-                self._serve(Transform.load(file))
+                found = Transform.load(file)
+                self._serve(found, self._examples(found))
             except (DataError, Refusal) as error:  # its table is another one now
                 self._why = Refusal(Rule.OTHER_TABLE)
                 say(f"{name}: {file} does not fit the table ({error}); waiting for `fedax deploy tables`")
@@ -149,18 +152,17 @@ class Desk:
 
     def _is_new(self, which: str, summary: Summary) -> bool:
         """Whether it says something that has not left yet, of any column."""
-        known: dict[str, set[str]] = {}
+        known = collections.defaultdict[str, set[str]](set)
         for path in (self.folder / "left").glob(f"{which}-*.json"):
             try:
-                found = _by_column(parse_json(path.read_bytes()))
+                for name, content in _by_column(parse_json(path.read_bytes())).items():
+                    known[name].add(content)
             except (OSError, ValueError, AttributeError, TypeError) as error:
                 raise Refusal(Rule.LEFT_UNREADABLE) from DataError(f"{path}: {error}")
-            for name, content in found.items():
-                known.setdefault(name, set()).add(content)
-        new = [name for name, content in _by_column(summary.to_json()).items() if content not in known.get(name, ())]
-        if full := [name for name in new if len(known.get(name, ())) >= MOST]:
+        new = [name for name, content in _by_column(summary.to_json()).items() if content not in known[name]]
+        if full := [name for name in new if len(known[name]) >= MOST]:
             why = f"{MOST} {which} summaries of column {shown(full[0])} have left, as in {self.folder / 'left'}"
-            raise Refusal(Rule.LEFT, about=f"{which} summaries" + f" = {MOST}") from DataError(why)
+            raise Refusal(Rule.LEFT, about=f"{which} summaries = {MOST}") from DataError(why)
         return bool(new)
 
     def _reviewed(self, file: str, which: str, summary: Summary, server: str, why: str | None) -> bool:
@@ -239,8 +241,7 @@ class Desk:
             raise Refusal(Rule.LABEL_UNKNOWN, about=f"label = {shown(label.name)}") from DataError(why)
         return from_frames({self.name: rows}, transform=transform)
 
-    def _serve(self, transform: Transform, data: FederatedData | None = None) -> None:
-        data = self._examples(transform) if data is None else data
+    def _serve(self, transform: Transform, data: FederatedData) -> None:
         if self._site is not None:
             self._site.close()
         self._site, self._transform = self._make(data), transform
@@ -279,17 +280,16 @@ def _decision(file: pathlib.Path) -> Decision | None:
     place = file.with_suffix(".answer")
     try:
         content = place.read_bytes()
-        answer = parse_json(content)
+        wrong = damage(content, place.name) if has_digest(content) else None
+        match parse_json(content):
+            case {"yes": bool(yes), "why": str(why)} if wrong is None:
+                return Decision(yes, why)
+        wrong = wrong or "this is no answer of an owner"
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise DataError(f"{place}: cannot be read ({error}); remove it, and say it again") from error
-    if has_digest(content) and (wrong := damage(content, place.name)) is not None:
-        raise DataError(f"{place}: {wrong}; remove it, and say it again")
-    match answer:
-        case {"yes": bool(yes), "why": str(why)}:
-            return Decision(yes, why)
-    raise DataError(f"{place}: this is no answer of an owner; remove it, and say it again")
+        wrong = f"cannot be read ({error})"
+    raise DataError(f"{place}: {wrong}; remove it, and say it again")
 
 
 def reviews(state: pathlib.Path) -> dict[pathlib.Path, Decision | None]:
@@ -354,11 +354,7 @@ def agree(
             answer, or whose owner refuses. No node has the new transform then, unless the message says so.
         DataError: the tables do not go together.
     """
-    nodes_ = _gather(transport, nodes, timeout, say)
-
-    def ask(head: dict[str, Unknown]) -> dict[str, dict[str, Unknown]]:
-        return _ask(transport, nodes_, head, timeout, say)
-
+    ask = functools.partial(_ask, transport, _gather(transport, nodes, timeout, say), timeout, say)
     first = _summaries(ask({"kind": "summarize", "label": label}), keep, "first")
     plan = planned(first)
     keep("plan", None, plan)
@@ -405,26 +401,25 @@ def _gather(transport: Transport, nodes: int | None, wait: float, say: Callable[
 
 def _present(number: int, about: dict[str, Unknown]) -> tuple[str, int]:
     """The name and the rows of a node with a table."""
-    table, versions, own_versions = about.get("table"), about.get("versions"), precise_versions()
-    names = about.get("names")
-    name = table.get("name") if isinstance(table, dict) else names[0] if isinstance(names, list) and names else None
-    place = f"client {name!r}" if isinstance(name, str) else f"node {number}"
-    if isinstance(versions, dict) and (
-        other := [name for name in own_versions if versions.get(name) != own_versions[name]]
-    ):
-        differ = "; ".join(f"{name} {versions.get(name)}, and the server has {own_versions[name]}" for name in other)
-        raise NodeError(f"{place}: its node has {differ}")
+    match about:
+        case {"table": {"name": str(name)}} | {"names": [str(name), *_]}:
+            place = f"client {name!r}"
+        case _:
+            name, place = "", f"node {number}"
+    versions, table = about.get("versions"), about.get("table")
+    if isinstance(versions, dict) and (differing := other_versions(versions)):
+        raise NodeError(f"{place}: its node has {differing}")
     if not isinstance(table, dict):
         note = f" ({about['error']})" if "error" in about else ""
         raise NodeError(f"{place}: its node has no table, but a folder of arrays{note}; start it with --data TABLE.csv")
     rows = table.get("rows")
-    if not isinstance(name, str) or not name.isprintable() or not name.strip() or type(rows) is not int or rows < 1:
+    if not name.isprintable() or not name.strip() or type(rows) is not int or rows < 1:
         raise NodeError(f"{place}: it does not say who is there")
     return name, rows
 
 
 def _ask(
-    transport: Transport, names: Mapping[int, str], head: dict[str, Unknown], timeout: float, say: Callable[[str], None]
+    transport: Transport, names: Mapping[int, str], timeout: float, say: Callable[[str], None], head: dict[str, Unknown]
 ) -> dict[str, dict[str, Unknown]]:
     """The answers of all nodes by name; nodes that are gone, or wait for their owners, are asked again.
 
@@ -434,23 +429,22 @@ def _ask(
     end, remind, pause = time.monotonic() + timeout, 0.0, _PAUSE
     message = Message(head | {"server": who()})
     while pending:
-        with_owners = []
-        online = {*transport.nodes()}
+        with_owners, online = [], {*transport.nodes()}
         messages = {number: message for number in pending if number in online}
         remaining = max(1.0, end - time.monotonic())
         for number, answer in transport.ask(messages, remaining) if messages else ():
             name = pending[number]
-            if isinstance(answer, Failure) and answer.gone:
-                continue
-            if isinstance(answer, Message) and "waits" in answer.head:
-                with_owners.append(name)
-                continue
+            match answer:
+                case Failure(gone=True):
+                    continue
+                case Message(head={"waits": _}):
+                    with_owners.append(name)
+                    continue
+                case Failure(text=wrong) | Message(head={"error": wrong}):
+                    errors.append(f"client {name!r}: {str(wrong).removeprefix(f'{name}: ')}")
+                case Message(head=answered):
+                    found[name] = answered
             del pending[number]
-            wrong = answer.text if isinstance(answer, Failure) else answer.head.get("error")
-            if wrong is not None:
-                errors.append(f"client {name!r}: {str(wrong).removeprefix(f'{name}: ')}")
-            elif isinstance(answer, Message):
-                found[name] = answer.head
         if with_owners:  # people take their time
             end = time.monotonic() + timeout
         elif pending and time.monotonic() > end:
@@ -474,7 +468,7 @@ def _summaries(
     for name, about in answers.items():
         try:
             found[name] = Summary.from_json(about["summary"])
-        except (DataError, KeyError, TypeError) as error:
+        except (DataError, KeyError, TypeError, AttributeError) as error:
             raise NodeError(f"client {name!r}: its answer is no summary ({error})") from None
         keep(which, name, found[name])
     return found
