@@ -6,7 +6,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from typer.testing import CliRunner
 
 from fedax.cli import app
 from fedax.errors import ConfigError, NodeError
-from fedax.sites.protocol.messages import Failure, Message, joined
-from fedax.sites.service.metrics import prometheus_text
+from fedax.sites.protocol.messages import Failure, Message, Talk, joined
 from fedax.sites.service.page import server
-from fedax.sites.service.status import FILE, Status, read_file
+from fedax.sites.service.status import FILE, Status, prometheus_text, read_file
 from fedax.sites.service.status import joined as status_of
 
 EVIL = "a\x1b[2J\nb"
@@ -39,8 +37,11 @@ class Wire:
     def nodes(self) -> list[int]:
         return [10, 11]
 
-    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
-        yield from self.answers
+    def talk(self, timeout: float) -> Talk:
+        yield []
+        yield from ([answer] for answer in self.answers)
+        while True:
+            yield []
 
 
 def test_the_file_says_who_is_waited_for_and_what_failed(tmp_path: Path) -> None:
@@ -95,7 +96,9 @@ def test_how_a_run_ended(tmp_path: Path) -> None:
 
 def test_a_killed_run_is_not_running(tmp_path: Path) -> None:
     status = Status(tmp_path, "127.0.0.1:1", Wire())
-    list(status.ask({10: Message({"kind": "check"})}, 60.0))
+    talk = status.talk(60.0)
+    next(talk)
+    talk.send({10: Message({"kind": "check"})})
     table = status.table()
     (tmp_path / FILE).write_text(json.dumps(table))
     assert (read_file(tmp_path) or {})["state"] == "running"

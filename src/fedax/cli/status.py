@@ -62,7 +62,7 @@ def status(
 
         say = lambda address: echo(f"{address}  (Ctrl-C ends it)")  # noqa: E731
         return serve(lambda: _current_status(folder, link), port, say)
-    from fedax.sites.service.metrics import prometheus_text
+    from fedax.sites.service.status import prometheus_text
 
     while True:
         table = _current_status(folder, link)
@@ -92,7 +92,7 @@ def _current_status(folder: pathlib.Path, link: str | None) -> Table:
 
 def _as_text(table: Table) -> str:
     """The status as text for a terminal of 80 columns."""
-    from fedax.sites.service.status import clean, here, span, title
+    from fedax.sites.service.status import cells, clean, online, span, title
 
     now, lines = table["time"], []
     run = table["run"]
@@ -107,19 +107,12 @@ def _as_text(table: Table) -> str:
             pace = "" if entry["seconds"] is None else f", {entry['seconds']:.2g} s a round"
             where = f"round {entry['round']} of {entry['of']}"
             lines.append(f"  {entry['method']}, seed {entry['seed']}: {entry['state']}, {where}{pace}")
-    online = sum(entry["status"] == "online" for entry in table["nodes"])
-    counted = f"{online} of {len(table['nodes'])} nodes are here"
-    lines += ["", counted if table["link"]["there"] else "The link is gone."]
-    lines.append(f"{'node':16} {'here':>8} {'clients':>8} {'examples':>9} {'fedax':>10} {'jax':>8}  waited for")
+    lines += ["", online(table) if table["link"]["there"] else "The link is gone."]
+    form = "{:16} {:>8} {:>8} {:>9} {:>10} {:>8}  {}"
+    lines.append(form.format("node", "here", "clients", "examples", "fedax", "jax", "waited for"))
     for entry in table["nodes"]:
-        name, state = str(entry["name"] or entry["number"])[:16], here(entry, now)
-        clients, versions = entry["clients"], entry["versions"] or {}
-        count, examples = "?" if clients is None else len(clients), entry["examples"]
-        waited = entry["waited_for"] and span(now - entry["waited_for"]["since"])
-        lines.append(
-            f"{name:16} {state:>8} {count:>8} {'?' if examples is None else examples:>9} "
-            f"{versions.get('fedax', '?')[:10]:>10} {versions.get('jax', '?')[:8]:>8}  {waited or '-'}"
-        )
+        name, here, clients, examples, fedax, jax, waited = cells(entry, now).values()
+        lines.append(form.format(name[:16], here, clients, examples, fedax[:10], jax[:8], waited))
         if failed := entry["failed"]:
             lines.append(f"  failed {span(now - failed['time'])} ago at {failed['during']}: {failed['why']}")
     return "\n".join(lines)
