@@ -31,16 +31,6 @@ class Limits(NamedTuple):
     rate: float = 10_000.0
 
 
-def family(host: str) -> socket.AddressFamily:
-    """The kind of sockets for an address of this machine, or a name of it.
-
-    Example:
-        >>> family("::1").name, family("127.0.0.1").name
-        ('AF_INET6', 'AF_INET')
-    """
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 def everywhere() -> str:
     """The address that stands for all of this machine: those of IPv6 and IPv4, or of IPv4 where it has no others."""
     try:
@@ -68,7 +58,8 @@ class Listener(socket.socket):
     def __init__(self, address: tuple[str, int], limits: Limits):
         # By the protocol, which connections have from here, asyncio knows that it is not to hold back small packets,
         # which takes 40 ms each.
-        super().__init__(family(address[0]), socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self.limits = limits
         self.open: dict[_Peer, socket.socket] = {}
         self.idle: dict[_Peer, float] = {}

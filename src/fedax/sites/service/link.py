@@ -72,12 +72,11 @@ class Link:
     def __init__(
         self, folder: Path, limits: Limits = Limits(), room: int | None = None, say: Callable[[str], None] = print
     ):
-        self.folder, self.limits, self._say = folder, limits, say
+        self.folder, self.limits = folder, limits
         self.start, self._began = secrets.token_hex(16), time.time() - time.monotonic()
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
         self.box = Mailbox(room or memory // 2, self.now)
-        self.keys, self._shown = Keys(folder / "nodes"), dict[int, str]()
-        self._printed: set[str] = set()
+        self.keys = Keys(folder / "nodes", say)
         self._seen: dict[str, tuple[float, int]] = {}  # nonces -> when they are too old anyway, and whose they are
         self._counts = collections.Counter[int]()
         self.closing, self.looks = False, [self._look]
@@ -166,9 +165,8 @@ class Link:
     async def _nodes(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
         listed = []
         for number, known in self.keys.look().items():
-            about, here = self.box.parties.get(number), self.box.is_here(number)
-            changed = about.changed if about is not None and about.changed else None
-            listed.append({"number": number, "name": known.name, "here": here, "since": changed, "known": known.since})
+            here, since = self.box.is_here(number), self.box.parties[number].changed or None
+            listed.append({"number": number, "name": known.name, "here": here, "since": since, "known": known.since})
         return _answered({"nodes": listed})
 
     async def _questions(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
@@ -208,21 +206,20 @@ class Link:
 
     async def _end(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
         self.box.end()
-        present = self.box.parties[RUN]
-        present.process = ""  # the next run may begin
-        present.bell.set()
         return _answered({})
 
     async def _wait(self, request: Request, party: int, found: Callable[[], bool], seconds: float) -> None:
         """Wait until there is something for a party, for as long as it is there."""
-        bell, until = self.box.parties[party].bell, time.monotonic() + seconds
+        bell = self.box.parties[party].bell
         left = asyncio.ensure_future(request.receive())  # comes when the party has gone
+        left.add_done_callback(lambda _: bell.set())
         try:
-            while not found() and not left.done() and not self.closing and (seconds := until - time.monotonic()) > 0.0:
-                bell.clear()
-                rings = asyncio.ensure_future(bell.wait())
-                await asyncio.wait((rings, left), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-                rings.cancel()
+            async with asyncio.timeout(seconds):
+                while not (found() or left.done() or self.closing):
+                    bell.clear()
+                    await bell.wait()
+        except TimeoutError:
+            pass
         finally:
             left.cancel()
         if self.closing:
@@ -277,17 +274,9 @@ class Link:
         watching.cancel()
 
     def _look(self) -> None:
-        """Forget what is over, and tell of nodes that are new or removed."""
+        """Forget what is over, and look at the keys of nodes."""
         self.box.sweep()
         known = self.keys.look()
-        for number in known.keys() - self._shown.keys():
-            self._say(f"node {known[number].name} is {number}")
-        for number in self._shown.keys() - known.keys():
-            self._say(f"node {self._shown[number]} is no longer known: its key was removed")
-        self._shown = {number: each.name for number, each in known.items()}
-        for problem in {*self.keys.problems} - self._printed:
-            self._printed.add(problem)
-            self._say(problem)
         for number, party in self.box.parties.items():
             if self.closing or number not in known:
                 party.bell.set()

@@ -23,7 +23,7 @@ from fedax.files import check_private, write_atomic
 from fedax.sites.protocol.roster import private_key
 from fedax.sites.service import certificates, require
 from fedax.sites.service.carry import Away, Caller, pauses
-from fedax.sites.service.letters import SMALL, Letter, Refused
+from fedax.sites.service.letters import Letter, Refused
 from fedax.sites.service.link import POLL
 from fedax.sites.service.processes import SupervisedProcess, command, ending, options, receive, send
 from fedax.sites.service.signature import QUESTION, number_of
@@ -314,13 +314,8 @@ class _Node:
         waits = pauses()
         while not self.over.is_set() and question.until > self._caller.now():
             try:
-                small = []
-                for part, content in zip(letter.parts, parts, strict=True):
-                    if part.size > SMALL:
-                        self._caller.upload(content)
-                    else:
-                        small.append(content)
-                self._caller.call("/answer", {"letter": letter.sent}, small)
+                small = self._caller.upload(letter, parts, set())
+                self._caller.call("/answer", {"letter": letter.sent}, small.values())
                 return
             except Refused as refused:
                 if refused.status == 404:  # it is answered, or the run is over, or asks again at a link started anew

@@ -20,6 +20,7 @@ from fedax.data.formats import parse_json
 from fedax.errors import FedaxError
 from fedax.experiments.config.experiment import Experiment
 from fedax.files import regular, write_atomic
+from fedax.sites.protocol.fleet import Fleet
 from fedax.sites.protocol.messages import Failure, Message, Talk, Transport, heads_of
 from fedax.sites.service.messages import Asking
 
@@ -122,7 +123,7 @@ class Status(Asking):
             node, waiting = self._node(number), self._waiting.get(number, {})
             if isinstance(table := head.get("table"), dict):  # a run knows more about the node later
                 name, rows, versions = table.get("name"), table.get("rows"), head.get("versions")
-                if isinstance(name, str) and type(rows) is int:
+                if isinstance(name, str) and type(rows) is int and 0 <= rows < 2**63:
                     node |= {"clients": [clean(name)], "examples": rows}
                 if isinstance(versions, dict):
                     node["versions"] = _shown(versions)
@@ -140,10 +141,9 @@ class Status(Asking):
 
     # ---- the progress of the run
 
-    def follow(self, experiment: Experiment, folder: Path) -> Callable[[str, int, Mapping[str, Any] | None], None]:
-        """Note what is run; returns the callback ``watch`` for :func:`fedax.experiments.execute`."""
-        config, fleet = experiment.config, experiment.fleet
-        assert fleet is not None
+    def note_run(self, experiment: Experiment, fleet: Fleet, folder: Path) -> None:
+        """Note what is run, and what its nodes have."""
+        config = experiment.config
         with self._lock:
             for about in map(fleet.about, range(len(fleet))):
                 self._node(about["number"]).update({
@@ -154,9 +154,9 @@ class Status(Asking):
                 "name": clean(config["name"]), "folder": str(folder.absolute()), "rounds": config["run"]["rounds"],
                 "methods": [clean(label) for label in experiment.methods], "seeds": [*config["run"]["seeds"]],
             }  # fmt: skip
-        return self._watch
 
-    def _watch(self, label: str, seed: int, row: Mapping[str, Any] | None) -> None:
+    def note_row(self, label: str, seed: int, row: Mapping[str, Any] | None) -> None:
+        """Note that a method's run with a seed begins, or a row of its history."""
         now, key = time.time(), (label, seed)
         with self._lock:
             known = self._runs.setdefault(
@@ -198,13 +198,12 @@ class Status(Asking):
 
 def follow(experiment: Experiment, folder: Path, watch: Callable[..., None]) -> Callable[..., None]:
     """A callback that calls ``watch`` and updates the status of the experiment's fleet, if it has one."""
-    status = None if experiment.fleet is None else experiment.fleet.transport
-    if not isinstance(status, Status):
+    if experiment.fleet is None or not isinstance(status := experiment.fleet.transport, Status):
         return watch
-    also = status.follow(experiment, folder)
+    status.note_run(experiment, experiment.fleet, folder)
 
     def both(label: str, seed: int, row: Mapping[str, Any] | None) -> None:
-        also(label, seed, row)
+        status.note_row(label, seed, row)
         watch(label, seed, row)
 
     return both

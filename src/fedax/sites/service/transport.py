@@ -15,7 +15,7 @@ from fedax.sites.protocol.messages import Failure
 from fedax.sites.service import require
 from fedax.sites.service.carry import Away, Caller, pauses
 from fedax.sites.service.certificates import connection_problem, load_secret
-from fedax.sites.service.letters import SMALL, Letter, Refused, question
+from fedax.sites.service.letters import Letter, Refused, question
 from fedax.sites.service.link import POLL
 from fedax.sites.service.messages import Answer, Question, Talking, opened
 from fedax.sites.service.signature import ANSWER, Keys, is_signed
@@ -147,7 +147,7 @@ class LinkTransport(Talking):
     def _post(self, ids: Iterable[str]) -> dict[str, str]:
         """Bring questions to the link, signed for its start, large parts first; why it does not take some."""
         refused: dict[str, str] = {}
-        uploaded: set[str] = set()
+        there: set[str] = set()
         batch: list[Letter] = []
         small: dict[str, bytes] = {}
 
@@ -164,12 +164,7 @@ class LinkTransport(Talking):
             until = self._caller.now() + asked.until - time.monotonic() + _SPARE
             run, start = self._caller.process, self._caller.start
             letter = question(self._secret(), asked.node, run, start, until, asked.parts, id)
-            for part, content in zip(letter.parts, asked.parts, strict=True):
-                if part.size <= SMALL:
-                    small[part.digest] = content
-                elif part.digest not in uploaded:
-                    self._caller.upload(content)
-                    uploaded.add(part.digest)
+            small |= self._caller.upload(letter, asked.parts, there)
             batch.append(letter)
             if sum(map(len, small.values())) > _TOGETHER:
                 post()
@@ -193,7 +188,9 @@ class LinkTransport(Talking):
                     with contextlib.suppress(ValueError):  # a link of fedax has none that cannot be read
                         self._take(Letter.read(given), parts)
                 if self._caller.start != self._start:  # the link was started anew, and has no question
-                    self._ask_again()
+                    self._start = self._caller.start
+                    self._has.clear()
+                    self._patiently(lambda: self._post([*self._waiting]))
         except Exception as error:  # it is raised where answers are waited for
             if not self._over.is_set():
                 with self._news:
@@ -234,11 +231,6 @@ class LinkTransport(Talking):
             if self._waiting.pop(letter.id, None) is not None:
                 self._answers[letter.id] = answer
                 self._news.notify_all()
-
-    def _ask_again(self) -> None:
-        self._start = self._caller.start
-        self._has.clear()
-        self._patiently(lambda: self._post([*self._waiting]))
 
     # ---- the link
 
