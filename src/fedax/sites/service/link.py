@@ -32,13 +32,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from fedax._start import collect_rarely, reach_directly
 from fedax.errors import ConfigError
 from fedax.files import check_private
 from fedax.sites.service import certificates, require
-from fedax.sites.service.connections import Limits, Listener, everywhere
+from fedax.sites.service.connections import Event, Limits, Listener, Receive, Send, everywhere
 from fedax.sites.service.letters import SMALL, Letter, Part, Refused, packed, unpacked
 from fedax.sites.service.mailbox import RUN, Mailbox
 from fedax.sites.service.processes import command, ending
@@ -291,7 +290,7 @@ class _Endpoint:
     def __init__(self, link: Link, handler: Handler, who: str):
         self._link, self._handler, self._who = link, handler, who
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         stamp, is_run = self._link.signer(request)
         if self._who not in ("any", "run" if is_run else "node"):
