@@ -74,11 +74,11 @@ def recorded(parts: Sequence[bytes]) -> "RecordDict":
     """Records with the parts of a message, its head and its tensors."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    record: dict[str, Any] = {"json": parts[0]}
-    records = RecordDict({"head": ConfigRecord(record)})
+    head = ConfigRecord({"json": parts[0]})
+    records = RecordDict({"head": head})
     for tensors in parts[1:]:
         if len(tensors) <= _SMALL:
-            records.config_records["head"]["tensors"] = tensors
+            head["tensors"] = tensors
         else:
             records["tensors"] = ArrayRecord({"0": Array("uint8", (len(tensors),), _FORM, tensors)})
     return records

@@ -342,6 +342,7 @@ def span(seconds: float) -> str:
 # ---- for other programs
 
 METRICS = "text/plain; version=0.0.4"
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def prometheus_text(status: Table) -> str:
@@ -365,7 +366,7 @@ def prometheus_text(status: Table) -> str:
             kind = "counter" if name.endswith("_total") else "gauge"
             lines.extend([f"# HELP fedax_{name} {help}", f"# TYPE fedax_{name} {kind}"])
         for labels, value in found:
-            inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+            inside = ",".join(f'{key}="{str(text).translate(_ESCAPED)}"' for key, text in labels.items())
             number = int(value) if value.is_integer() else value
             lines.append(f"fedax_{name}{f'{{{inside}}}' if inside else ''} {number!r}")
 
@@ -391,10 +392,6 @@ def prometheus_text(status: Table) -> str:
         for way in ("sent", "received"):
             add(f"run_{way}_bytes_total", f"Bytes of messages that the run has {way}.", [({}, run[way])])
     return "\n".join(lines) + "\n"
-
-
-def _escaped(text: object) -> str:
-    return str(text).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 # ---- the schema of the file, which may be damaged, or written by someone else
