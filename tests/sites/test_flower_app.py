@@ -24,6 +24,7 @@ from fedax.errors import ConfigError, NodeError
 from fedax.experiments import build, execute, new_folder
 from fedax.sites.protocol.messages import Failure, Message
 from fedax.sites.service import flower, node, processes
+from fedax.sites.service.grid import GridTransport
 from fedax.sites.service.messages import closed, opened
 from tests.experiments import run_cli
 from tests.processes import wait_for
@@ -229,7 +230,7 @@ class Grid:
 def test_what_comes_over_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flwr.app.Message", Asked)  # Flower's own is made in a run only
     grid = Grid()
-    transport = flower.GridTransport(grid)
+    transport = GridTransport(grid)
     assert transport.nodes() == [1, 2]
     message = Message({"k": 1}, b"abc")
     came = dict(transport.ask(dict.fromkeys(range(1, 7), message), 0.5))

@@ -6,7 +6,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from typer.testing import CliRunner
 
 from fedax.cli import app
 from fedax.errors import ConfigError, NodeError
-from fedax.sites.protocol.messages import Failure, Message, joined
-from fedax.sites.service.metrics import prometheus_text
+from fedax.sites.protocol.messages import Failure, Message, Talk, joined
 from fedax.sites.service.page import server
-from fedax.sites.service.status import FILE, Status, read_file
+from fedax.sites.service.status import FILE, Status, prometheus_text, read_file
 from fedax.sites.service.status import joined as status_of
 
 EVIL = "a\x1b[2J\nb"
@@ -39,8 +37,11 @@ class Wire:
     def nodes(self) -> list[int]:
         return [10, 11]
 
-    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
-        yield from self.answers
+    def talk(self, timeout: float) -> Talk:
+        yield []
+        yield from ([answer] for answer in self.answers)
+        while True:
+            yield []
 
 
 def test_the_file_says_who_is_waited_for_and_what_failed(tmp_path: Path) -> None:
@@ -70,12 +71,16 @@ def test_the_file_says_who_is_waited_for_and_what_failed(tmp_path: Path) -> None
 def test_a_table_without_a_transform_is_known_by_its_rows(tmp_path: Path) -> None:
     head = {"error": "it waits", "table": {"name": EVIL, "rows": 60, "transform": None}, "versions": {"fedax": "1"}}
     strange = {"table": {"name": 3, "rows": True}, "versions": "1"}
-    status = Status(tmp_path, "127.0.0.1:1", Wire((10, Message(head)), (11, Message(strange))), "tables")
-    list(status.ask({10: Message({"kind": "about"}), 11: Message({"kind": "about"})}, 60.0))
-    first, second = status.table()["nodes"]
+    impossible = {"table": {"name": "a", "rows": -1}}
+    answers = ((10, Message(head)), (11, Message(strange)), (12, Message(impossible)))
+    with Status(tmp_path, "127.0.0.1:1", Wire(*answers), "tables") as status:
+        list(status.ask({number: Message({"kind": "about"}) for number in (10, 11, 12)}, 60.0))
+    result = read_file(tmp_path)
+    assert result is not None  # what one node says does not hide the others
+    first, second, third = result["nodes"]
     assert first["clients"] == ["a?[2J b"] and first["examples"] == 60
     assert first["versions"] == {"fedax": "1", "jax": "?"} and first["failed"] is None
-    assert second["clients"] is second["examples"] is second["versions"] is None
+    assert second["clients"] is second["examples"] is second["versions"] is third["examples"] is None
 
 
 def test_what_a_node_says_moves_no_cursor(tmp_path: Path) -> None:
@@ -95,7 +100,9 @@ def test_how_a_run_ended(tmp_path: Path) -> None:
 
 def test_a_killed_run_is_not_running(tmp_path: Path) -> None:
     status = Status(tmp_path, "127.0.0.1:1", Wire())
-    list(status.ask({10: Message({"kind": "check"})}, 60.0))
+    talk = status.talk(60.0)
+    next(talk)
+    talk.send({10: Message({"kind": "check"})})
     table = status.table()
     (tmp_path / FILE).write_text(json.dumps(table))
     assert (read_file(tmp_path) or {})["state"] == "running"

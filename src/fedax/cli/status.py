@@ -1,5 +1,6 @@
 """The commands ``fedax deploy status`` and ``fedax deploy node status``."""
 
+import collections
 import contextlib
 import itertools
 import json
@@ -62,7 +63,7 @@ def status(
 
         say = lambda address: echo(f"{address}  (Ctrl-C ends it)")  # noqa: E731
         return serve(lambda: _current_status(folder, link), port, say)
-    from fedax.sites.service.metrics import prometheus_text
+    from fedax.sites.service.status import prometheus_text
 
     while True:
         table = _current_status(folder, link)
@@ -92,7 +93,7 @@ def _current_status(folder: pathlib.Path, link: str | None) -> Table:
 
 def _as_text(table: Table) -> str:
     """The status as text for a terminal of 80 columns."""
-    from fedax.sites.service.status import clean, here, span, title
+    from fedax.sites.service.status import cells, clean, online, span, title
 
     now, lines = table["time"], []
     run = table["run"]
@@ -107,19 +108,12 @@ def _as_text(table: Table) -> str:
             pace = "" if entry["seconds"] is None else f", {entry['seconds']:.2g} s a round"
             where = f"round {entry['round']} of {entry['of']}"
             lines.append(f"  {entry['method']}, seed {entry['seed']}: {entry['state']}, {where}{pace}")
-    online = sum(entry["status"] == "online" for entry in table["nodes"])
-    counted = f"{online} of {len(table['nodes'])} nodes are here"
-    lines += ["", counted if table["link"]["there"] else "The link is gone."]
-    lines.append(f"{'node':16} {'here':>8} {'clients':>8} {'examples':>9} {'fedax':>10} {'jax':>8}  waited for")
+    lines += ["", online(table) if table["link"]["there"] else "The link is gone."]
+    form = "{:16} {:>8} {:>8} {:>9} {:>10} {:>8}  {}"
+    lines.append(form.format("node", "here", "clients", "examples", "fedax", "jax", "waited for"))
     for entry in table["nodes"]:
-        name, state = str(entry["name"] or entry["number"])[:16], here(entry, now)
-        clients, versions = entry["clients"], entry["versions"] or {}
-        count, examples = "?" if clients is None else len(clients), entry["examples"]
-        waited = entry["waited_for"] and span(now - entry["waited_for"]["since"])
-        lines.append(
-            f"{name:16} {state:>8} {count:>8} {'?' if examples is None else examples:>9} "
-            f"{versions.get('fedax', '?')[:10]:>10} {versions.get('jax', '?')[:8]:>8}  {waited or '-'}"
-        )
+        name, here, clients, examples, fedax, jax, waited = cells(entry, now).values()
+        lines.append(form.format(name[:16], here, clients, examples, fedax[:10], jax[:8], waited))
         if failed := entry["failed"]:
             lines.append(f"  failed {span(now - failed['time'])} ago at {failed['during']}: {failed['why']}")
     return "\n".join(lines)
@@ -177,12 +171,9 @@ def node_table(folder: pathlib.Path) -> Table:
     from fedax.sites.protocol.store import read_rounds
     from fedax.sites.service.status import clean
 
-    rounds = sum(read_rounds(folder / "site" / "rounds.json").values())
-    today, runs, errors = time.strftime("%Y-%m-%d"), dict[str, Table](), list[Table]()
-    totals: Table = {"rounds": rounds, "messages": 0, "unreadable": 0, "came": 0, "left": 0, "last": None}
-    totals["questions"], totals["questions_today"] = answered.counted(folder / "site", today)
-    totals["epsilon"] = None
-    left: dict[str, int] = {}
+    today, last, epsilon = time.strftime("%Y-%m-%d"), None, None
+    totals = collections.Counter(messages=0, unreadable=0, came=0, left=0)
+    left, runs, errors = collections.Counter[str](), dict[str, Table](), collections.deque[Table](maxlen=5)
     with contextlib.ExitStack() as files:
         logs = [files.enter_context(path.open("rb")) for path in rotated(folder / "site" / "log.jsonl")]
         for text in itertools.chain.from_iterable(logs):
@@ -192,28 +183,29 @@ def node_table(folder: pathlib.Path) -> Table:
                 line = None
             match line:
                 case {"time": str(when), "came": int(came), "left": int(out)} if min(came, out) >= 0:
-                    pass
+                    totals.update(messages=1, came=came, left=out)
                 case _:
                     totals["unreadable"] += 1
                     continue
-            kind = clean(line.get("kind"))
-            totals |= {"messages": totals["messages"] + 1, "came": totals["came"] + came, "left": totals["left"] + out}
-            totals["last"] = clean(when)
+            kind, last = clean(line.get("kind")), clean(when)
             if when.startswith(today):
-                what = _LEAVES.get(kind, "other")
-                left[what] = left.get(what, 0) + out
+                left[_LEAVES.get(kind, "other")] += out
             match line:
-                case {"epsilon": float(epsilon)} if epsilon >= 0:
-                    totals["epsilon"] = epsilon
+                case {"epsilon": float(spent)} if spent >= 0:
+                    epsilon = spent
             if "run" in line:
-                about = runs.setdefault(clean(line["run"]), {"messages": 0, "servers": [], "first": clean(when)})
-                about |= {"messages": about["messages"] + 1, "last": clean(when)}
+                about = runs.setdefault(clean(line["run"]), {"messages": 0, "servers": [], "first": last})
+                about |= {"messages": about["messages"] + 1, "last": last}
                 server = clean(line.get("server"))
                 if server not in about["servers"] and len(about["servers"]) < 10:
                     about["servers"].append(server)
             if "error" in line:
-                errors = [*errors[-4:], {"time": clean(when), "kind": kind, "why": clean(line["error"])}]
-    return totals | {"left_today": left, "runs": runs, "errors": errors}
+                errors.append({"time": last, "kind": kind, "why": clean(line["error"])})
+    rounds, questions = read_rounds(folder / "site" / "rounds.json"), answered.counted(folder / "site", today)
+    return {
+        "rounds": sum(rounds.values()), **totals, "last": last, "questions": questions[0],
+        "questions_today": questions[1], "epsilon": epsilon, "left_today": left, "runs": runs, "errors": [*errors],
+    }  # fmt: skip
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"status": status, "node status": node_status}

@@ -8,12 +8,12 @@ from fedax.errors import ConfigError
 reach_directly()
 
 
-def require() -> None:
-    """Check that the packages of a deployment are there.
+def require(*packages: str, extra: str = "deploy") -> None:
+    """Check that the packages of a deployment are there, or others of an extra of fedax.
 
     Raises:
         ConfigError: one of them is not installed.
     """
-    for name in ("starlette", "uvicorn", "httpx", "cryptography"):
+    for name in packages or ("starlette", "uvicorn", "httpx", "cryptography"):
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(name, None, "a deployment needs this package: pip install 'fedax[deploy]'")
+            raise ConfigError(name, None, f"a deployment needs this package: pip install 'fedax[{extra}]'")

@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fedax.errors import NodeError
 from fedax.sites.service.certificates import Trust, by_proxy, connection_problem
-from fedax.sites.service.letters import Letter, Part, Refused, packed, unpacked
+from fedax.sites.service.letters import SMALL, Letter, Part, Refused, packed, unpacked
 from fedax.sites.service.signature import GREETING, is_signed, run_keys, stamped
 
 _PIECE = 1 << 18  # bytes that are sent at a time
@@ -101,13 +101,25 @@ class Caller:
         digest = hashlib.sha256(body).hexdigest()
         return _unpacked(self._signed("POST", f"{path}?as={self.process}", digest, lambda: body, seconds))
 
-    def upload(self, content: bytes) -> None:
-        """Bring a part to the link, piece by piece; it goes on where a connection has broken off.
+    def upload(self, letter: Letter, contents: Sequence[bytes], there: set[str]) -> dict[str, bytes]:
+        """Bring the large parts of a letter to the link; the small ones, which go with the letter, by their digests.
+
+        Args:
+            letter, contents: the letter and its parts.
+            there: the digests of large parts that were brought before; those of this letter are added.
 
         Raises:
             Away, Refused, NodeError: as of :meth:`hello`; the link cannot be reached, also after some tries.
         """
-        part, view = Part(hashlib.sha256(content).hexdigest(), len(content)), memoryview(content)
+        parts = dict(zip(letter.parts, contents, strict=True))
+        for part, content in parts.items():
+            if part.size > SMALL and part.digest not in there:
+                self._upload(part, memoryview(content))
+                there.add(part.digest)
+        return {part.digest: content for part, content in parts.items() if part.size <= SMALL}
+
+    def _upload(self, part: Part, view: memoryview) -> None:
+        """Bring a part to the link, piece by piece; it goes on where a connection has broken off."""
         have = 0
 
         def step() -> bool:
@@ -167,13 +179,7 @@ class Caller:
         raise AssertionError
 
     def _send(
-        self,
-        method: str,
-        path: str,
-        body: Any,
-        headers: Mapping[str, str],
-        seconds: float,
-        into: bytearray | None = None,
+        self, method: str, path: str, body: Any, headers: Mapping[str, str], seconds: float, into: Any = None
     ) -> bytes:
         try:
             timeout = httpx.Timeout(_SLOW, connect=10.0, read=seconds)

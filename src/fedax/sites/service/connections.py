@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
+_Peer = tuple[str, int]
 
 
 class Limits(NamedTuple):
@@ -30,16 +31,6 @@ class Limits(NamedTuple):
     rate: float = 10_000.0
 
 
-def family(host: str) -> socket.AddressFamily:
-    """The kind of sockets for an address of this machine, or a name of it.
-
-    Example:
-        >>> family("::1").name, family("127.0.0.1").name
-        ('AF_INET6', 'AF_INET')
-    """
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 def everywhere() -> str:
     """The address that stands for all of this machine: those of IPv6 and IPv4, or of IPv4 where it has no others."""
     try:
@@ -47,26 +38,6 @@ def everywhere() -> str:
     except (OSError, ValueError):
         return "0.0.0.0"
     return "::"
-
-
-class Connection(socket.socket):
-    """A connection that its listener counts as long as it is open.
-
-    Attributes:
-        idle: since when no request of it is under way; ``None``: one is.
-    """
-
-    listener: "Listener | None" = None
-    idle: float | None = None
-
-    def close(self) -> None:
-        """End it."""
-        if self.listener is not None:
-            self.listener.open.pop(self.peer, None)
-            self.listener = None
-        super().close()
-
-    peer: tuple[str, int] = ("", 0)
 
 
 class Listener(socket.socket):
@@ -78,15 +49,20 @@ class Listener(socket.socket):
 
     Attributes:
         open: the connections, by the addresses of their peers.
+        idle: since when those of them are without a request that have none under way.
 
     Raises:
         OSError: the port cannot be used.
     """
 
     def __init__(self, address: tuple[str, int], limits: Limits):
-        super().__init__(family(address[0]), socket.SOCK_STREAM)
+        # By the protocol, which connections have from here, asyncio knows that it is not to hold back small packets,
+        # which takes 40 ms each.
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self.limits = limits
-        self.open: dict[tuple[str, int], Connection] = {}
+        self.open: dict[_Peer, socket.socket] = {}
+        self.idle: dict[_Peer, float] = {}
         try:
             self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if address[0] == "::":
@@ -99,34 +75,38 @@ class Listener(socket.socket):
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection within the limits; others are closed."""
         while True:
-            plain, address = super().accept()
+            connection, address = super().accept()
+            self._forget()
             taken = collections.Counter(host for host, _ in self.open)
             if len(self.open) < self.limits.total and taken[address[0]] < self.limits.each:
-                # By the protocol asyncio knows that small packets are not to be held back, which takes 40 ms each.
-                made = Connection(self.family, socket.SOCK_STREAM, socket.IPPROTO_TCP, plain.detach())
-                made.listener, made.peer, made.idle = self, (address[0], address[1]), time.monotonic()
-                self.open[made.peer] = made
-                return made, address
-            plain.close()
+                self.open[address[:2]], self.idle[address[:2]] = connection, time.monotonic()
+                return connection, address
+            connection.close()
 
     def sweep(self) -> None:
         """End connections that have been without a request for too long."""
-        for each in [*self.open.values()]:
-            if each.idle is not None and time.monotonic() - each.idle > self.limits.head:
+        self._forget()
+        for peer, since in self.idle.items():
+            if time.monotonic() - since > self.limits.head:
                 with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+                    self.open[peer].shutdown(socket.SHUT_RDWR)
+
+    def _forget(self) -> None:
+        """Forget connections that were closed."""
+        for peer in [peer for peer, each in self.open.items() if each.fileno() < 0]:
+            del self.open[peer]
+            self.idle.pop(peer, None)
 
     def noting(self, app: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         """ASGI middleware that notes which connections have a request under way."""
 
         async def noted(scope: Event, receive: Receive, send: Send) -> None:
-            connection = self.open.get(tuple(scope.get("client") or ()))
-            if connection is not None:
-                connection.idle = None
+            peer = tuple(scope.get("client") or ())
+            self.idle.pop(peer, None)
             try:
                 await app(scope, receive, send)
             finally:
-                if connection is not None:
-                    connection.idle = time.monotonic()
+                if peer in self.open:
+                    self.idle[peer] = time.monotonic()
 
         return noted

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -106,7 +106,8 @@ class Letter(NamedTuple):
 
     def answered(self, key: EllipticCurvePrivateKey, parts: Sequence[bytes], failed: str = "") -> "Letter":
         """The answer to this question, signed by the node."""
-        return _written(key, ANSWER, {**self._asdict(), "failed": failed[:300]}, parts)
+        fields = {"id": self.id, "node": self.node, "run": self.run, "start": self.start, "until": self.until}
+        return _written(key, ANSWER, parts, fields | {"failed": failed[:300]})
 
 
 def question(
@@ -114,20 +115,13 @@ def question(
 ) -> Letter:  # fmt: skip
     """A question of a run, signed."""
     fields = {"id": id, "node": node, "run": run, "start": start, "until": until, "failed": ""}
-    return _written(key, QUESTION, fields, parts)
+    return _written(key, QUESTION, parts, fields)
 
 
-def _written(key: EllipticCurvePrivateKey, purpose: str, fields: Mapping[str, Any], parts: Sequence[bytes]) -> Letter:
-    """A signed letter with these fields and parts."""
-    names = ("id", "node", "run", "start", "until", "failed")
-    about = {name: fields[name] for name in names} | {"parts": [part_of(each) for each in parts]}
-    text = json.dumps(about)
+def _written(key: EllipticCurvePrivateKey, purpose: str, parts: Sequence[bytes], fields: Table) -> Letter:
+    """A signed letter with these parts and fields."""
+    text = json.dumps({**fields, "parts": [(hashlib.sha256(each).hexdigest(), len(each)) for each in parts]})
     return Letter.read([text, sign(key, purpose, text)])
-
-
-def part_of(content: bytes) -> Part:
-    """The digest and the size of some bytes."""
-    return Part(hashlib.sha256(content).hexdigest(), len(content))
 
 
 def packed(table: Table, parts: Iterable[bytes] = ()) -> bytes:

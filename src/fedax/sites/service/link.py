@@ -11,6 +11,7 @@ signed by the run and answers by the node, both look at the signatures themselve
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import hashlib
 import json
@@ -33,13 +34,13 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fedax._start import collect_rarely, reach_directly
-from fedax.errors import UNSEEN, ConfigError, FedaxError
+from fedax.errors import ConfigError
 from fedax.files import check_private
 from fedax.sites.service import certificates, require
-from fedax.sites.service.connections import Limits, Listener, everywhere
+from fedax.sites.service.connections import Event, Limits, Listener, Receive, Send, everywhere
 from fedax.sites.service.letters import SMALL, Letter, Part, Refused, packed, unpacked
 from fedax.sites.service.mailbox import RUN, Mailbox
-from fedax.sites.service.processes import ending
+from fedax.sites.service.processes import command, ending
 from fedax.sites.service.signature import GREETING, REQUEST, Keys, Stamp, is_signed, request_text, run_keys, sign
 
 POLL = 25.0  # seconds for which a request waits for letters
@@ -70,14 +71,13 @@ class Link:
     def __init__(
         self, folder: Path, limits: Limits = Limits(), room: int | None = None, say: Callable[[str], None] = print
     ):
-        self.folder, self.limits, self._say = folder, limits, say
+        self.folder, self.limits = folder, limits
         self.start, self._began = secrets.token_hex(16), time.time() - time.monotonic()
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
         self.box = Mailbox(room or memory // 2, self.now)
-        self.keys, self._shown = Keys(folder / "nodes"), dict[int, str]()
-        self._printed: set[str] = set()
+        self.keys = Keys(folder / "nodes", say)
         self._seen: dict[str, tuple[float, int]] = {}  # nonces -> when they are too old anyway, and whose they are
-        self._counts: dict[int, int] = {}
+        self._counts = collections.Counter[int]()
         self.closing, self.looks = False, [self._look]
         routes = [Route("/health", self._health)]
         for path, handler, who in (
@@ -85,9 +85,9 @@ class Link:
             ("/answers", self._answers, "run"), ("/end", self._end, "run"), ("/question", self._question, "node"),
             ("/answer", self._answer, "node"),
         ):  # fmt: skip
-            routes.append(Route(path, self._checked(handler, who), methods=["POST"]))
-        routes.append(Route("/parts/{digest}", self._checked(self._part, "any"), methods=["GET"]))
-        routes.append(Route("/parts/{digest}", self._checked(self._put, "any"), methods=["PUT"]))
+            routes.append(Route(path, _Endpoint(self, handler, who), methods=["POST"]))
+        routes.append(Route("/parts/{digest}", _Endpoint(self, self._part, "any"), methods=["GET"]))
+        routes.append(Route("/parts/{digest}", _Endpoint(self, self._put, "any"), methods=["PUT"]))
         refusals: Any = {HTTPException: _refuse, Refused: _refuse}
         self.app = Starlette(routes=routes, exception_handlers=refusals, lifespan=self._lifespan)
 
@@ -97,36 +97,7 @@ class Link:
 
     # ---- who asks
 
-    def _checked(self, handler: Handler, who: str) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint whose handler is called with the party that has signed the request, and what is in its body."""
-
-        async def endpoint(request: Request) -> Response:
-            stamp, is_run = self._signer(request)
-            if who not in ("any", "run" if is_run else "node"):
-                raise Refused(403, f"this is for {who}s")
-            party, process = RUN if is_run else stamp.number, request.query_params.get("as", "")
-            if request.url.path in (_HELLO, "/nodes"):  # these do not say that somebody is there
-                return await handler(request, stamp.number, {"nonce": stamp.nonce}, {})
-            if not (len(process) == 32 and process.isalnum()):
-                raise Refused(400, "it does not say which process asks")
-            present = self.box.enter(party, process)
-            try:
-                if request.method != "POST":
-                    return await handler(request, party, {}, {})
-                body = await self._body(request, _BODIES[is_run])
-                if hashlib.sha256(body).hexdigest() != stamp.digest:
-                    raise Refused(401, "the body is not the one that was signed")
-                try:
-                    table, parts = unpacked(body) if body else ({}, {})
-                    return await handler(request, party, table, parts)
-                except (ValueError, LookupError, TypeError, AttributeError) as error:
-                    raise Refused(400, f"this is not as fedax asks: {type(error).__name__}") from error
-            finally:
-                self.box.leave(present)
-
-        return endpoint
-
-    def _signer(self, request: Request) -> tuple[Stamp, bool]:
+    def signer(self, request: Request) -> tuple[Stamp, bool]:
         """Who has signed a request, and whether it is a run; raises :class:`Refused` before the body is read."""
         given = request.headers.getlist("authorization")
         try:
@@ -151,14 +122,19 @@ class Link:
             self._counts[oldest[1][1]] -= 1
         if stamp.nonce in self._seen:
             raise Refused(401, "it came a second time")
-        if self._counts.get(stamp.number, 0) >= _MOST:
+        if self._counts[stamp.number] >= _MOST:
             raise Refused(429, "there are too many requests with this key")
-        self._counts[stamp.number] = self._counts.get(stamp.number, 0) + 1
+        self._counts[stamp.number] += 1
         self._seen[stamp.nonce] = now + 2 * _LATE, stamp.number
         return stamp, known is None
 
-    async def _pieces(self, request: Request, size: int) -> AsyncIterator[bytes]:
-        """A request's body as it comes, if it comes in time and is no longer than was said."""
+    async def pieces(self, request: Request, largest: int) -> AsyncIterator[bytes]:
+        """A request's body as it comes, if it comes in time, and is neither too large nor longer than was said."""
+        length, no_length = request.headers.get("content-length", ""), "a body needs its length, in the header"
+        if "transfer-encoding" in request.headers:
+            length = ""
+        if (size := _number(length, Refused(411, f"{no_length} content-length"))) > largest:
+            raise Refused(413, f"a body of {size} bytes is too large; {largest} are taken here")
         stream, began, came = request.stream(), time.monotonic(), 0
         while True:
             left = began + self.limits.body + came / self.limits.rate - time.monotonic()
@@ -175,13 +151,6 @@ class Link:
                 raise Refused(400, "the body is longer than its head says")
             yield piece
 
-    async def _body(self, request: Request, largest: int) -> bytes:
-        size = _size(request, largest)
-        body = bytearray()
-        async for piece in self._pieces(request, size):
-            body += piece
-        return bytes(body)
-
     # ---- what is asked
 
     async def _health(self, request: Request) -> Response:
@@ -195,9 +164,8 @@ class Link:
     async def _nodes(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
         listed = []
         for number, known in self.keys.look().items():
-            about, here = self.box.parties.get(number), self.box.is_here(number)
-            changed = about.changed if about is not None and about.changed else None
-            listed.append({"number": number, "name": known.name, "here": here, "since": changed, "known": known.since})
+            here, since = self.box.is_here(number), self.box.parties[number].changed or None
+            listed.append({"number": number, "name": known.name, "here": here, "since": since, "known": known.since})
         return _answered({"nodes": listed})
 
     async def _questions(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
@@ -237,21 +205,20 @@ class Link:
 
     async def _end(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
         self.box.end()
-        present = self.box.parties[RUN]
-        present.process = ""  # the next run may begin
-        present.bell.set()
         return _answered({})
 
     async def _wait(self, request: Request, party: int, found: Callable[[], bool], seconds: float) -> None:
         """Wait until there is something for a party, for as long as it is there."""
-        bell, until = self.box.parties[party].bell, time.monotonic() + seconds
+        bell = self.box.parties[party].bell
         left = asyncio.ensure_future(request.receive())  # comes when the party has gone
+        left.add_done_callback(lambda _: bell.set())
         try:
-            while not found() and not left.done() and not self.closing and (seconds := until - time.monotonic()) > 0.0:
-                bell.clear()
-                rings = asyncio.ensure_future(bell.wait())
-                await asyncio.wait((rings, left), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-                rings.cancel()
+            async with asyncio.timeout(seconds):
+                while not (found() or left.done() or self.closing):
+                    bell.clear()
+                    await bell.wait()
+        except TimeoutError:
+            pass
         finally:
             left.cancel()
         if self.closing:
@@ -269,9 +236,9 @@ class Link:
         return _answered({**table, "letters": [letter.sent for letter, _ in letters]}, small.values())
 
     async def _put(self, request: Request, party: int, table: Table, parts: Parts) -> Response:
-        digest, at = request.path_params["digest"], _number(request, "at")
-        upload = self.box.upload(party, Part(digest, _number(request, "size")))
-        async for piece in self._pieces(request, _size(request, upload.part.size)):
+        at, size = (_asked(request, name) for name in ("at", "size"))
+        upload = self.box.upload(party, Part(request.path_params["digest"], size))
+        async for piece in self.pieces(request, size):
             upload.add(at, piece)
             at += len(piece)
         return _answered({"have": len(upload.content)})
@@ -280,18 +247,13 @@ class Link:
         content = self.box.part(party, request.path_params["digest"])
         if content is None:
             raise Refused(404, "this part is not here")
-        at = _number(request, "at")
+        view = memoryview(content)[_asked(request, "at") :]
 
         async def pieces() -> AsyncIterator[bytes]:
-            view, present = memoryview(content), self.box.parties[party]
-            present.open += 1
-            try:
-                for begin in range(at, len(view), _PIECE):
-                    yield bytes(view[begin : begin + _PIECE])
-            finally:
-                self.box.leave(present)
+            for begin in range(0, len(view), _PIECE):
+                yield bytes(view[begin : begin + _PIECE])
 
-        return StreamingResponse(pieces(), headers={"content-length": str(max(0, len(content) - at))})
+        return StreamingResponse(pieces(), headers={"content-length": str(len(view))})
 
     # ---- what it looks after
 
@@ -311,20 +273,49 @@ class Link:
         watching.cancel()
 
     def _look(self) -> None:
-        """Forget what is over, and tell of nodes that are new or removed."""
+        """Forget what is over, and look at the keys of nodes."""
         self.box.sweep()
         known = self.keys.look()
-        for number in known.keys() - self._shown.keys():
-            self._say(f"node {known[number].name} is {number}")
-        for number in self._shown.keys() - known.keys():
-            self._say(f"node {self._shown[number]} is no longer known: its key was removed")
-        self._shown = {number: each.name for number, each in known.items()}
-        for problem in {*self.keys.problems} - self._printed:
-            self._printed.add(problem)
-            self._say(problem)
         for number, party in self.box.parties.items():
             if self.closing or number not in known:
                 party.bell.set()
+
+
+class _Endpoint:
+    """An endpoint, as an ASGI app, for requests that are signed by ``"any"`` party, a ``"run"`` or a ``"node"``.
+
+    The handler is called with the party, and what is in the body. The party is there until its answer has been sent.
+    """
+
+    def __init__(self, link: Link, handler: Handler, who: str):
+        self._link, self._handler, self._who = link, handler, who
+
+    async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        stamp, is_run = self._link.signer(request)
+        if self._who not in ("any", "run" if is_run else "node"):
+            raise Refused(403, f"this is for {self._who}s")
+        party, process = RUN if is_run else stamp.number, request.query_params.get("as", "")
+        if request.url.path in (_HELLO, "/nodes"):  # these do not say that somebody is there
+            response = await self._handler(request, stamp.number, {"nonce": stamp.nonce}, {})
+            return await response(scope, receive, send)
+        if not (len(process) == 32 and process.isalnum()):
+            raise Refused(400, "it does not say which process asks")
+        present = self._link.box.enter(party, process)
+        try:
+            table, parts = dict[str, Any](), dict[str, bytes]()
+            if request.method == "POST":
+                body = b"".join([piece async for piece in self._link.pieces(request, _BODIES[is_run])])
+                if hashlib.sha256(body).hexdigest() != stamp.digest:
+                    raise Refused(401, "the body is not the one that was signed")
+                if body:
+                    table, parts = unpacked(body)
+            response = await self._handler(request, party, table, parts)
+            await response(scope, receive, send)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Refused(400, f"this is not as fedax asks: {type(error).__name__}") from error
+        finally:
+            self._link.box.leave(present)
 
 
 def _answered(table: dict[str, Any], parts: Any = ()) -> Response:
@@ -337,19 +328,13 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return PlainTextResponse(str(error), status, headers={"connection": "close"})
 
 
-def _size(request: Request, largest: int) -> int:
-    size = request.headers.get("content-length", "")
-    if "transfer-encoding" in request.headers or not (size.isascii() and size.isdecimal()):
-        raise Refused(411, "a body needs its length, in the header content-length")
-    if len(size) > 15 or int(size) > largest:
-        raise Refused(413, f"a body of {size[:15]} bytes is too large; {largest} are taken here")
-    return int(size)
+def _asked(request: Request, name: str) -> int:
+    return _number(request.query_params.get(name, ""), Refused(400, f"{name} is no number"))
 
 
-def _number(request: Request, name: str) -> int:
-    text = request.query_params.get(name, "")
-    if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise Refused(400, f"{name} is no number")
+def _number(text: str, refusal: Refused) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20):
+        raise refusal
     return int(text)
 
 
@@ -457,21 +442,10 @@ def serving(link: Link, listener: Listener, files: Sequence[Path] = ()) -> Itera
         thread.join()
 
 
-def main(arguments: Sequence[str]) -> int:
-    """The command line of :func:`run`."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m fedax.sites.service.link")
     parser.add_argument("--folder", required=True)
     parser.add_argument("--host", action="append", default=[], dest="hosts")
     parser.add_argument("--port", type=int, default=9443)
     parser.add_argument("--bind")
-    given = parser.parse_args(arguments)
-    try:
-        run(**vars(given), say=lambda line: print(line.translate(UNSEEN), flush=True))
-    except FedaxError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(parser, run))

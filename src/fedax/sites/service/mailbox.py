@@ -4,10 +4,11 @@ What it holds is bounded. Nothing of it outlives the link: after a restart the r
 """
 
 import asyncio
+import collections
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from fedax.sites.service.letters import Letter, Part, Refused
 
@@ -83,7 +84,7 @@ class Mailbox:
         self.run = self.ended = ""
         self.exchanges: dict[str, Exchange] = {}
         self.uploads: dict[tuple[int, str], Upload] = {}
-        self.parties: dict[int, Party] = {}
+        self.parties = collections.defaultdict[int, Party](Party)
 
     # ---- who is there
 
@@ -93,17 +94,17 @@ class Mailbox:
         Raises:
             Refused: another process of it is there.
         """
-        known = self.parties.setdefault(party, Party())
+        known = self.parties[party]
         if known.process != process:
             if process == self.ended:
                 raise Refused(409, "this run has ended")
             if self.is_here(party):
                 what = "another run is under way" if party == RUN else "another node with this key is running"
                 raise Refused(409, what)
-            known.process = process
             if party == RUN:
                 self.end()
                 self.run = process
+            known.process = process
         known.open += 1
         if not known.here:
             known.here, known.changed = True, self.now()
@@ -116,8 +117,8 @@ class Mailbox:
 
     def is_here(self, party: int) -> bool:
         """Whether it has a request under way, or had until a moment ago."""
-        known = self.parties.get(party)
-        return known is not None and bool(known.open or time.monotonic() - known.last < _GONE) and bool(known.process)
+        known = self.parties[party]
+        return bool(known.process) and (known.open > 0 or time.monotonic() - known.last < _GONE)
 
     # ---- questions and answers
 
@@ -128,20 +129,18 @@ class Mailbox:
         if sum(each.question.node == letter.node for each in self.exchanges.values()) >= MOST:
             return f"{MOST} questions wait for the node already"
         self.exchanges[letter.id] = Exchange(letter, self._parts(RUN, letter, given))
-        self.parties.setdefault(letter.node, Party()).bell.set()
+        self.parties[letter.node].bell.set()
         return ""
 
     def question(self, node: int, has: Container[str]) -> Exchange | None:
         """The first question for a node that it has not."""
-        for id, each in self.exchanges.items():
-            if (
-                each.question.node == node
-                and each.answer is None
-                and id not in has
-                and each.question.until > self.now()
-            ):
+        for each in self._unanswered(node):
+            if each.question.id not in has and each.question.until > self.now():
                 return each
         return None
+
+    def _unanswered(self, node: int) -> Iterator[Exchange]:
+        return (each for each in self.exchanges.values() if each.question.node == node and each.answer is None)
 
     def answer(self, node: int, letter: Letter, given: Mapping[str, bytes]) -> None:
         """Put an answer in.
@@ -156,7 +155,7 @@ class Mailbox:
         exchange.answer, exchange.asked = letter, []
         for each in [each for each in self.uploads if each[0] == node]:
             del self.uploads[each]
-        self.parties.setdefault(RUN, Party()).bell.set()
+        self.parties[RUN].bell.set()
 
     def answers(self, has: Container[str]) -> list[Exchange]:
         """The exchanges with an answer that the run has not."""
@@ -168,8 +167,10 @@ class Mailbox:
             self.exchanges.pop(id, None)
 
     def end(self) -> None:
-        """The run is over: nothing of it is left."""
+        """The run is over: nothing of it is left, and the next one may begin."""
         self.ended, self.run = self.run or self.ended, ""
+        self.parties[RUN].process = ""
+        self.parties[RUN].bell.set()
         self.exchanges.clear()
         self.uploads.clear()
 
@@ -179,8 +180,8 @@ class Mailbox:
         for number, party in self.parties.items():
             if party.here and not self.is_here(number):
                 party.here, party.changed = False, self.now()
-        run = self.parties.get(RUN)
-        if self.run and run is not None and not run.open and now - run.last > _KEPT:
+        run = self.parties[RUN]
+        if self.run and not run.open and now - run.last > _KEPT:
             self.end()
         for id in [id for id, each in self.exchanges.items() if each.question.until < self.now()]:
             del self.exchanges[id]
@@ -195,9 +196,7 @@ class Mailbox:
         Raises:
             Refused: there is no room for it, or the node has no question to answer.
         """
-        if party != RUN and not any(
-            each.question.node == party and not each.answer for each in self.exchanges.values()
-        ):
+        if party != RUN and not any(self._unanswered(party)):
             raise Refused(404, _NO_QUESTION)
         known = self.uploads.get((party, part.digest))
         if known is None or known.part != part or (len(known.content) == part.size and not known.whole):

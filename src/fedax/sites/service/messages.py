@@ -1,12 +1,21 @@
-"""The messages in letters: a head of JSON, and tensors; a head that is made to do harm is not parsed."""
+"""Messages as transports carry them: their parts, a head of JSON and tensors, and how nodes are asked.
+
+A head that is made to do harm is not parsed.
+"""
 
 import json
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from fedax.sites.protocol.messages import Message
+from fedax.sites.protocol.messages import Failure, Message, Talk
 from fedax.sites.service.letters import LONGEST
 
 _DEEPEST = 64  # levels of nesting in a head
+_LOOK = 0.5  # seconds that a look for answers takes at most
+
+Answer = Message | Failure
 
 
 def closed(message: Message) -> list[bytes]:
@@ -52,3 +61,86 @@ def _head(text: str) -> dict[str, object]:
     if not isinstance(head, dict):
         raise ValueError("its head is no JSON object")
     return head
+
+
+class Asking:
+    """A transport that asks as it talks: until all have answered."""
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Answer]]:
+        """Ask some nodes.
+
+        Args:
+            messages: by the node's number.
+            timeout: seconds from now, above 0.
+
+        Yields:
+            Of each node its answer as it comes, or a failure.
+
+        Raises:
+            NodeError: nodes cannot be asked.
+        """
+        talk = self.talk(timeout)
+        next(talk)
+        came, waiting = talk.send(messages), len(messages)
+        while True:
+            yield from came
+            waiting -= len(came)
+            if not waiting:
+                return
+            came = talk.send({})
+
+    def talk(self, timeout: float) -> Talk:
+        """As of :class:`fedax.sites.protocol.messages.Transport`."""
+        raise NotImplementedError
+
+
+class Question(NamedTuple):
+    """A question on its way: the node's number, the message's parts, and when it is given up, in monotonic time."""
+
+    node: int
+    parts: Sequence[bytes]
+    until: float
+
+
+class Talking(Asking):
+    """A transport that sends questions, and looks for their answers."""
+
+    def talk(self, timeout: float) -> Talk:
+        """Ask nodes without an end: it is sent messages, and yields answers and failures, look by look.
+
+        Args:
+            timeout: seconds that each message has from when it is sent, above 0.
+
+        Raises:
+            NodeError: nodes cannot be asked.
+        """
+        waiting: dict[str, Question] = {}
+        came: list[tuple[int, Answer]] = []
+        try:
+            while True:
+                messages = yield came
+                until = time.monotonic() + timeout
+                asked = [Question(node, closed(message), until) for node, message in messages.items()]
+                came = self.send(asked, timeout, waiting) if asked else []
+                soonest = min((each.until for each in waiting.values()), default=math.inf) - time.monotonic()
+                answers = self.look(waiting, 0.0 if came else max(0.0, min(_LOOK, soonest)))
+                came += [(waiting.pop(id).node, answer) for id, answer in answers]
+                for id in [id for id, each in waiting.items() if time.monotonic() >= each.until]:
+                    self.forget(id)
+                    came.append((waiting.pop(id).node, Failure(f"no answer in {timeout:g} s", True)))
+        finally:
+            for id in waiting:
+                self.forget(id)
+
+    def send(
+        self, questions: Sequence[Question], timeout: float, waiting: dict[str, Question]
+    ) -> list[tuple[int, Answer]]:
+        """Send questions and note them as waiting, by their ids; failures of those that cannot be sent."""
+        raise NotImplementedError
+
+    def look(self, waiting: Mapping[str, Question], seconds: float) -> Sequence[tuple[str, Answer]]:
+        """Wait some seconds for answers; those that are there, by the question's id."""
+        raise NotImplementedError
+
+    def forget(self, id: str) -> None:
+        """Nobody waits for this answer any more."""

@@ -18,14 +18,14 @@ from typing import Any, Protocol
 import filelock
 
 from fedax._start import collect_rarely
-from fedax.errors import UNSEEN, ConfigError, FedaxError, NodeError
+from fedax.errors import ConfigError, NodeError
 from fedax.files import check_private, write_atomic
 from fedax.sites.protocol.roster import private_key
 from fedax.sites.service import certificates, require
 from fedax.sites.service.carry import Away, Caller, pauses
-from fedax.sites.service.letters import SMALL, Letter, Refused
+from fedax.sites.service.letters import Letter, Refused
 from fedax.sites.service.link import POLL
-from fedax.sites.service.processes import SupervisedProcess, ending, options, receive, send
+from fedax.sites.service.processes import SupervisedProcess, command, ending, options, receive, send
 from fedax.sites.service.signature import QUESTION, number_of
 
 _REMIND = 60.0  # seconds between lines that say that the link is not there
@@ -314,13 +314,8 @@ class _Node:
         waits = pauses()
         while not self.over.is_set() and question.until > self._caller.now():
             try:
-                small = []
-                for part, content in zip(letter.parts, parts, strict=True):
-                    if part.size > SMALL:
-                        self._caller.upload(content)
-                    else:
-                        small.append(content)
-                self._caller.call("/answer", {"letter": letter.sent}, small)
+                small = self._caller.upload(letter, parts, set())
+                self._caller.call("/answer", {"letter": letter.sent}, small.values())
                 return
             except Refused as refused:
                 if refused.status == 404:  # it is answered, or the run is over, or asks again at a link started anew
@@ -376,22 +371,11 @@ class _Node:
         raise NodeError(f"the link at {self.link} refuses this node (HTTP {refused.status}): {refused}")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """The command line of :func:`run`."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m fedax.sites.service.node")
     for name in ("link", "ca", "key", "state", "factory"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--arguments", type=json.loads, default={})
     parser.add_argument("--wait", type=float)
-    given = parser.parse_args(arguments)
     collect_rarely()
-    try:
-        run(**vars(given), say=lambda line: print(line.translate(UNSEEN), flush=True))
-    except FedaxError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(parser, run))

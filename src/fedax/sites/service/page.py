@@ -2,6 +2,7 @@
 
 import contextlib
 import html
+import importlib.resources
 import json
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,8 +12,7 @@ from typing import Any
 from fedax.errors import ConfigError, FedaxError
 from fedax.experiments import read, summary
 from fedax.experiments.report import charts, page, svg
-from fedax.sites.service.metrics import FORMAT, prometheus_text
-from fedax.sites.service.status import here, span, title
+from fedax.sites.service.status import METRICS, cells, online, prometheus_text, span, title
 
 Table = dict[str, Any]
 
@@ -23,20 +23,6 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-_SCRIPT = """
-async function again() {
-  try {
-    const answer = await fetch("/now");
-    if (answer.ok) document.getElementById("now").innerHTML = await answer.text();
-  } catch { document.getElementById("gone").hidden = false; return; }
-  setTimeout(again, 2000);
-}
-setTimeout(again, 2000);
-"""
-_STYLE = """
-.live { display: none !important; } td, th { vertical-align: top; } .wide { overflow-x: auto; }
-td.why { text-align: left; white-space: normal; min-width: 220px; overflow-wrap: anywhere; }
-"""
 
 
 def serve(look: Callable[[], Table], port: int, say: Callable[[str], None]) -> None:
@@ -59,6 +45,20 @@ def server(look: Callable[[], Table], port: int) -> ThreadingHTTPServer:
     """The server of :func:`serve`, which does not run yet."""
     drawn = _Curves()
 
+    def health() -> tuple[int, str, str]:
+        problem = look()["link"]["problem"]
+        return 503 if problem else 200, "text/plain", problem or "the link is there"
+
+    pages: dict[str, Callable[[], tuple[int, str, str]]] = {
+        "/": lambda: (200, "text/html", _whole(body(look(), drawn))),
+        "/now": lambda: (200, "text/html", body(look(), drawn)),
+        "/status.json": lambda: (200, "application/json", json.dumps(look())),
+        "/metrics": lambda: (200, METRICS, prometheus_text(look())),
+        "/health": health,
+        "/page.css": lambda: (200, "text/css", page.style() + _file("page.css")),
+        "/page.js": lambda: (200, "text/javascript", _file("page.js")),
+    }
+
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "fedax", ""
 
@@ -67,34 +67,18 @@ def server(look: Callable[[], Table], port: int) -> ThreadingHTTPServer:
                 super().handle()
 
         def do_GET(self) -> None:
-            assert isinstance(self.server, ThreadingHTTPServer)
-            own_port = self.server.server_port
-            if self.headers.get_all("Host") not in ([f"127.0.0.1:{own_port}"], [f"localhost:{own_port}"]):
-                return self._send(403, "text/plain", "this page is for browsers of its own machine")
-            if self.path == "/":
-                return self._send(200, "text/html", _whole(body(look(), drawn)))
-            if self.path == "/now":
-                return self._send(200, "text/html", body(look(), drawn))
-            if self.path == "/status.json":
-                return self._send(200, "application/json", json.dumps(look()))
-            if self.path == "/metrics":
-                return self._send(200, FORMAT, prometheus_text(look()))
-            if self.path == "/health":
-                problem = look()["link"]["problem"]
-                return self._send(503 if problem else 200, "text/plain", problem or "the link is there")
-            if self.path == "/page.css":
-                return self._send(200, "text/css", page.style() + _STYLE)
-            if self.path == "/page.js":
-                return self._send(200, "text/javascript", _SCRIPT)
-            return self._send(404, "text/plain", "there is no such page")
-
-        def _send(self, code: int, kind: str, text: str) -> None:
+            own = [[f"{name}:{running.server_port}"] for name in ("127.0.0.1", "localhost")]
+            if self.headers.get_all("Host") not in own:
+                code, kind, text = 403, "text/plain", "this page is for browsers of its own machine"
+            elif self.path in pages:
+                code, kind, text = pages[self.path]()
+            else:
+                code, kind, text = 404, "text/plain", "there is no such page"
             content = text.encode(errors="backslashreplace")  # names of files need not be in UTF-8
+            about = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
             self.send_response(code)
-            for name, value in _HEADERS.items():
+            for name, value in (_HEADERS | about).items():
                 self.send_header(name, value)
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 
@@ -102,9 +86,18 @@ def server(look: Callable[[], Table], port: int) -> ThreadingHTTPServer:
             """No line for each request."""
 
     try:
-        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        running = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except OSError as error:
         raise ConfigError("port", port, f"cannot be used ({error.strerror}); give another with --port") from error
+    return running
+
+
+def _file(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _whole(now: str) -> str:
+    return page.filled(_file("page.html"), {"symbols": svg.symbols(), "now": now})
 
 
 class _Curves:
@@ -122,68 +115,43 @@ class _Curves:
                 text = "".join(charts.curves(each, k) for k, each in enumerate(summary.problems([read(folder)])))
                 self._of, self._text = of, text
         except (OSError, FedaxError, ValueError, LookupError):  # there are none yet, or a line is half-written
-            return self._text if self._of else ""
+            pass
         return self._text
 
 
 def body(status: Table, drawn: Callable[[Path], str]) -> str:
     """The part of the page that is updated, as HTML."""
-    e, now, run, parts = lambda text: html.escape(str(text)), status["time"], status["run"], []
-    if not status["link"]["there"]:
-        parts.append(f'<p class="missing">{e(status["link"]["problem"])}</p>')
+    now, run = status["time"], status["run"]
+    text = _warning(status["link"]["problem"])
     if run is None:
-        parts.append("<section><h2>No run has been at this link yet</h2></section>")
+        text += _section("No run has been at this link yet", "")
     else:
         folder = run["run"]["folder"] if run["run"] else "no folder yet"
-        rows = "".join(
-            f"<tr><td>{e(each['method'])}</td><td>{each['seed']}</td><td>{e(each['state'])}</td>"
-            f"<td>{each['round']} of {each['of']}</td>"
-            f"<td>{'' if each['seconds'] is None else format(each['seconds'], '.2g')}</td></tr>"
+        heads = ["method", "seed", "state", "round", "seconds a round"]
+        rows = [
+            [each["method"], str(each["seed"]), each["state"], f"{each['round']} of {each['of']}",
+             "" if each["seconds"] is None else f"{each['seconds']:.2g}"]
             for each in run["runs"]
-        )
-        why = f'<p class="missing">{e(run["why"])}</p>' * bool(run["why"])
-        parts.append(
-            f'<section><h2>{e(title(status))}</h2><p class="note">{e(folder)}</p>'
-            f"{why}<table><thead><tr><th>method</th><th>seed</th><th>state</th><th>round</th><th>seconds a round</th>"
-            f"</tr></thead><tbody>{rows}</tbody></table></section>"
-        )
-    rows = ""
+        ]  # fmt: skip
+        inside = f'<p class="note">{html.escape(folder)}</p>{_warning(run["why"])}{page.table_of_texts(heads, rows)}'
+        text += _section(title(status), inside)
+        if run["run"] and (curves := drawn(Path(folder))):
+            text += _section("Curves", curves)
+    heads = ["node", "here for", "clients", "examples", "fedax", "JAX", "waited for", "last failure"]
+    nodes = []
     for each in status["nodes"]:
-        versions, clients, failed, waited = each["versions"] or {}, each["clients"], each["failed"], each["waited_for"]
-        why = f"{span(now - failed['time'])} ago, {failed['during']}: {failed['why']}" if failed else ""
-        rows += (
-            f"<tr><td>{e(each['name'] or each['number'])}</td><td>{e(here(each, now))}</td>"
-            f'<td class="names">{"?" if clients is None else e(_some(clients))}</td>'
-            f"<td>{'?' if each['examples'] is None else each['examples']}</td>"
-            f"<td>{e(versions.get('fedax', '?'))}</td><td>{e(versions.get('jax', '?'))}</td>"
-            f"<td>{e(_waited(waited, now))}</td>"
-            f'<td class="why">{e(why)}</td></tr>'
-        )
-    online = sum(each["status"] == "online" for each in status["nodes"])
-    parts.append(
-        f"<section><h2>{online} of {len(status['nodes'])} nodes are here</h2>"
-        '<div class="wide"><table><thead><tr><th>node</th><th>here for</th>'
-        "<th>clients</th><th>examples</th><th>fedax</th><th>JAX</th><th>waited for</th><th>last failure</th></tr>"
-        f"</thead><tbody>{rows}</tbody></table></div></section>"
-    )
-    if run is not None and run["run"] is not None and (text := drawn(Path(run["run"]["folder"]))):
-        parts.insert(-1, f"<section><h2>Curves</h2>{text}</section>")
-    return "".join(parts)
+        row, names, waited, failed = cells(each, now), each["clients"], each["waited_for"], each["failed"]
+        row["clients"] = "?" if names is None else ", ".join(names[:5]) + f", … ({len(names)})" * (len(names) > 5)
+        row["waited for"] = f"{row['waited for']} ({waited['kind']})" if waited else ""
+        row["failed"] = f"{span(now - failed['time'])} ago, {failed['during']}: {failed['why']}" if failed else ""
+        kinds = {"clients": "names", "failed": "why"}
+        nodes.append(("", [(html.escape(cell), kinds.get(name, "")) for name, cell in row.items()]))
+    return text + _section(online(status), page.tabular(heads, nodes))
 
 
-def _waited(waited: Table | None, now: float) -> str:
-    return f"{span(now - waited['since'])} ({waited['kind']})" if waited else ""
+def _section(name: str, inside: str) -> str:
+    return f"<section><h2>{html.escape(name)}</h2>{inside}</section>"
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + f", … ({len(names)})" * (len(names) > 5)
-
-
-def _whole(inside: str) -> str:
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Deployment · fedax</title>'
-        f'<link rel="stylesheet" href="/page.css"></head><body>{svg.symbols()}<main><header><h1>Deployment</h1>'
-        '<p class="missing" id="gone" hidden>The command that serves this page has ended.</p></header>'
-        f'<div id="now">{inside}</div></main><script src="/page.js"></script></body></html>'
-    )
+def _warning(text: str | None) -> str:
+    return f'<p class="missing">{html.escape(text)}</p>' if text else ""

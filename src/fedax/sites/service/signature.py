@@ -10,6 +10,7 @@ import hashlib
 import re
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,17 +66,16 @@ class Keys:
 
     Args:
         folder: ``nodes`` of the link's folder.
+        say: is called with lines for people, on nodes that are new or removed, and on files that hold no key.
 
     Attributes:
         known: by the nodes' numbers.
-        problems: of files that hold no key.
     """
 
-    def __init__(self, folder: Path):
-        self._folder, self._next = folder, 0.0
-        self._seen: dict[Path, int] | None = None
+    def __init__(self, folder: Path, say: Callable[[str], None] = lambda line: None):
+        self._folder, self._say, self._next = folder, say, 0.0
+        self._seen: dict[Path, int] = {}
         self.known: dict[int, Known] = {}
-        self.problems: list[str] = []
 
     def look(self) -> dict[int, Known]:
         """The nodes that are known now. A folder that is gone is no reason to forget them."""
@@ -87,14 +87,19 @@ class Keys:
         except OSError:  # the folder is gone, or a file of it at this moment
             return self.known
         if files != self._seen:
-            known, problems = dict[int, Known](), list[str]()
+            before, known = self.known, dict[int, Known]()
             for path, written in files.items():
                 try:
                     key = public_key(path, "nodes")
                     known[number_of(key)] = Known(path.stem, key, written / 1e9)
                 except ConfigError as error:
-                    problems.append(str(error))
-            self._seen, self.known, self.problems = files, known, problems
+                    if self._seen.get(path) != written:
+                        self._say(str(error))
+            self._seen, self.known = files, known
+            for number in known.keys() - before.keys():
+                self._say(f"node {known[number].name} is {number}")
+            for number in before.keys() - known.keys():
+                self._say(f"node {before[number].name} is no longer known: its key was removed")
         return self.known
 
 

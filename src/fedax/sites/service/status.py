@@ -1,6 +1,7 @@
 """The status of a link: a run writes it to ``status.json`` in the link's folder, and other commands read it there."""
 
 import contextlib
+import copy
 import datetime
 import json
 import math
@@ -9,7 +10,7 @@ import socket
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,20 +20,19 @@ from fedax.data.formats import parse_json
 from fedax.errors import FedaxError
 from fedax.experiments.config.experiment import Experiment
 from fedax.files import regular, write_atomic
+from fedax.sites.protocol.fleet import Fleet
 from fedax.sites.protocol.messages import Failure, Message, Talk, Transport, heads_of
+from fedax.sites.service.messages import Asking
 
 FILE = "status.json"
-_SHORTEST_INTERVAL = 0.5  # seconds between two times that the file is written, at least
-_LONGEST_INTERVAL = 2.0  # the same, at most
+_EVERY = 1.0  # seconds between two times that the file is written
 _STALE = 30.0  # seconds without an update after which a run on another machine counts as killed
 _LONGEST = 300  # characters of a text from a node
-
-_NODE_FIELDS = ("clients", "examples", "held", "versions", "answered", "failed")  # of a node, besides its number
 
 Table = dict[str, Any]
 
 
-class Status:
+class Status(Asking):
     """A transport that also records to a file what the command does and which nodes it waits for.
 
     It is a :class:`fedax.sites.protocol.messages.Transport`. An error in writing the file never ends a command.
@@ -45,15 +45,15 @@ class Status:
     """
 
     def __init__(self, folder: Path, link: str, transport: Transport, command: str = "run"):
-        now = time.time()
         self._path, self._transport = folder / FILE, transport
-        self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), threading.Event()
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self._runs: dict[tuple[str, int], Table] = {}
         self._waiting: dict[int, Table] = {}
         self._nodes: dict[int, Table] = {}
         self._status: Table = {
             "format": 1, "link": link, "command": command, "pid": os.getpid(), "started": _started(os.getpid()),
-            "host": socket.gethostname(), "began": now, "state": "running", "why": None, "ended": None, "run": None,
+            "host": socket.gethostname(), "began": time.time(), "state": "running", "why": None, "ended": None,
+            "run": None,
         }  # fmt: skip
         self._writer = threading.Thread(target=self._write_on, daemon=True)
 
@@ -63,20 +63,18 @@ class Status:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._closed.set()
-        self._wake.set()
         self._writer.join()
-        with self._lock:
-            self._waiting.clear()
-            state = "finished" if error is None else "failed" if isinstance(error, Exception) else "stopped"
-            code = getattr(error, "exit_code", None)
-            if code is not None:  # of a command that was stopped and has printed how to resume
-                state = "stopped" if code else "finished"
-            why = None
-            if state != "finished" and code is None:
-                why = str(error) if isinstance(error, FedaxError) else type(error).__name__
-            self._status |= {"state": state, "why": why and clean(why), "ended": time.time()}
-            for each in self._runs.values():
-                each["state"] = state if each["state"] == "running" else each["state"]
+        code = getattr(error, "exit_code", None)  # of a command that was stopped and has printed how to resume
+        state, why = "stopped", None
+        if error is None or code == 0:
+            state = "finished"
+        elif code is None:
+            state = "failed" if isinstance(error, Exception) else "stopped"
+            why = clean(error if isinstance(error, FedaxError) else type(error).__name__)
+        self._waiting.clear()
+        self._status |= {"state": state, "why": why, "ended": time.time()}
+        for each in self._runs.values():
+            each["state"] = state if each["state"] == "running" else each["state"]
         self._write()
 
     # ---- the messages
@@ -95,119 +93,85 @@ class Status:
         """The nodes that are there now."""
         return self._transport.nodes()
 
-    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
-        """Ask some nodes, as the transport does."""
-        self._note_request(messages, timeout)
-        for number, answer in self._transport.ask(messages, timeout):
-            self._note(number, answer)
-            yield number, answer
-
     def talk(self, timeout: float) -> Talk:
         """Ask nodes without an end, as the transport does."""
-        talk = self._transport.talk(timeout)
+        talk, first = self._transport.talk(timeout), True
         came = next(talk)
         while True:
             messages = yield came
             if messages:
-                self._note_request(messages, timeout, further=True)
+                self._note_request(messages, timeout, first)
+                first = False
             came = talk.send(messages)
             for number, answer in came:
                 self._note(number, answer)
 
-    def _note(self, number: int, answer: Message | Failure) -> None:
-        if isinstance(answer, Message) and isinstance(table := answer.head.get("table"), dict):
-            self._note_table(number, table, answer.head.get("versions"))
-        if isinstance(answer, Failure):
-            self._note_failure(number, answer.text, answer.gone)
-        elif "error" in answer.head and "table" not in answer.head:  # with a table it only waits for its transform
-            self._note_failure(number, str(answer.head["error"]), False)
-        elif "waits" in answer.head:  # it is asked again
-            self._note_wait(number, clean(answer.head["waits"]))
-        else:
-            self._note_answer(number)
-
-    def _note_request(self, messages: Mapping[int, Message], timeout: float, further: bool = False) -> None:
+    def _note_request(self, messages: Mapping[int, Message], timeout: float, first: bool) -> None:
         now = time.time()
         with self._lock:
-            if (
-                not further and not messages.keys() <= self._waiting.keys()
-            ):  # else those that were gone are asked once more
+            if first and not messages.keys() <= self._waiting.keys():  # else those that were gone are asked once more
                 self._waiting.clear()
             for number, message in messages.items():
                 kinds = dict.fromkeys(clean(head.get("kind")) for head in heads_of(message))
                 waiting = {"since": now, "until": now + timeout, "kind": " and ".join(kinds)}
                 self._waiting.setdefault(number, waiting)
-        self._wake.set()
 
-    def _note_answer(self, number: int) -> None:
+    def _note(self, number: int, answer: Message | Failure) -> None:
+        head = {"error": answer.text} if isinstance(answer, Failure) else answer.head
+        over = not (isinstance(answer, Failure) and answer.gone)
         with self._lock:
-            self._waiting.pop(number, None)
-            self._node(number)["answered"] = time.time()
-        self._wake.set()
-
-    def _note_table(self, number: int, table: Mapping[str, Any], versions: object) -> None:
-        """Note the table that a node has; a run knows more about the node later."""
-        name, rows = table.get("name"), table.get("rows")
-        with self._lock:
-            node = self._node(number)
-            if isinstance(name, str) and type(rows) is int:
-                node |= {"clients": [clean(name)], "examples": rows}
-            if isinstance(versions, dict):
-                node["versions"] = _shown(versions)
-        self._wake.set()
-
-    def _note_wait(self, number: int, what: str) -> None:
-        with self._lock:
-            if number in self._waiting:
-                self._waiting[number]["kind"] = what
-        self._wake.set()
-
-    def _note_failure(self, number: int, why: str, gone: bool) -> None:
-        with self._lock:
-            during = self._waiting.get(number, {}).get("kind")
-            if not gone:
+            node, waiting = self._node(number), self._waiting.get(number, {})
+            if isinstance(table := head.get("table"), dict):  # a run knows more about the node later
+                name, rows, versions = table.get("name"), table.get("rows"), head.get("versions")
+                if isinstance(name, str) and type(rows) is int and 0 <= rows < 2**63:
+                    node |= {"clients": [clean(name)], "examples": rows}
+                if isinstance(versions, dict):
+                    node["versions"] = _shown(versions)
+            if "error" in head and "table" not in head:  # with a table it only waits for its transform
+                node["failed"] = {"time": time.time(), "during": waiting.get("kind"), "why": clean(head["error"])}
+            elif "waits" in head:  # it is asked again
+                waiting["kind"], over = clean(head["waits"]), False
+            else:
+                node["answered"] = time.time()
+            if over:
                 self._waiting.pop(number, None)
-            self._node(number)["failed"] = {"time": time.time(), "during": during, "why": clean(why)}
-        self._wake.set()
 
     def _node(self, number: int) -> Table:
-        return self._nodes.setdefault(number, {"number": number} | dict.fromkeys(_NODE_FIELDS))
+        return self._nodes.setdefault(number, dict.fromkeys(_Node.model_fields) | {"number": number})
 
     # ---- the progress of the run
 
-    def follow(self, experiment: Experiment, folder: Path) -> Callable[[str, int, Mapping[str, Any] | None], None]:
-        """Note what is run; returns the callback ``watch`` for :func:`fedax.experiments.execute`."""
-        config, fleet = experiment.config, experiment.fleet
-        assert fleet is not None
+    def note_run(self, experiment: Experiment, fleet: Fleet, folder: Path) -> None:
+        """Note what is run, and what its nodes have."""
+        config = experiment.config
         with self._lock:
-            for which in range(len(fleet)):
-                about = fleet.about(which)
-                self._node(about["number"]).update(_of_node(about))
+            for about in map(fleet.about, range(len(fleet))):
+                self._node(about["number"]).update({
+                    "clients": [clean(name) for name in about["names"]], "examples": sum(about["sizes"]),
+                    "held": about["held"], "versions": _shown(about["versions"]),
+                })  # fmt: skip
             self._status["run"] = {
                 "name": clean(config["name"]), "folder": str(folder.absolute()), "rounds": config["run"]["rounds"],
                 "methods": [clean(label) for label in experiment.methods], "seeds": [*config["run"]["seeds"]],
             }  # fmt: skip
-        self._wake.set()
-        return self._watch
 
-    def _watch(self, label: str, seed: int, row: Mapping[str, Any] | None) -> None:
+    def note_row(self, label: str, seed: int, row: Mapping[str, Any] | None) -> None:
+        """Note that a method's run with a seed begins, or a row of its history."""
         now, key = time.time(), (label, seed)
         with self._lock:
             known = self._runs.setdefault(
                 key, {"method": clean(label), "seed": seed, "state": "running", "since": now, "round": 0,
                       "of": self._status["run"]["rounds"], "at": now, "seconds": None, "train_loss": None},
             )  # fmt: skip
-            if row is not None:
-                done = row["round"] - known["round"]
-                loss = float(row["train_loss"])
-                if done > 0:
-                    known["seconds"] = (now - known["at"]) / done
-                known |= {"round": row["round"], "at": now, "train_loss": loss if math.isfinite(loss) else None}
-                if not math.isfinite(loss):
-                    known["state"] = "diverged"
-                elif row["round"] >= known["of"]:
-                    known["state"] = "finished"
-        self._wake.set()
+            if row is None:
+                return
+            if (done := row["round"] - known["round"]) > 0:
+                known["seconds"] = (now - known["at"]) / done
+            known |= {"round": row["round"], "at": now, "train_loss": float(row["train_loss"])}
+            if not math.isfinite(known["train_loss"]):
+                known |= {"state": "diverged", "train_loss": None}
+            elif row["round"] >= known["of"]:
+                known["state"] = "finished"
 
     # ---- the file
 
@@ -215,34 +179,31 @@ class Status:
         """The content of the file."""
         with self._lock:
             waiting = [{"node": number, **each} for number, each in sorted(self._waiting.items())]
-            table = self._status | {
-                "written": time.time(), "runs": [*self._runs.values()], "waiting": waiting,
-                "nodes": [*self._nodes.values()], "sent": self.sent, "received": self.received,
-            }  # fmt: skip
-            copied: Table = json.loads(json.dumps(table))
-        return copied
+            return copy.deepcopy(
+                self._status | {
+                    "written": time.time(), "runs": [*self._runs.values()], "waiting": waiting,
+                    "nodes": [*self._nodes.values()], "sent": self.sent, "received": self.received,
+                }
+            )  # fmt: skip
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):
             write_atomic(self._path, json.dumps(self.table()))
 
     def _write_on(self) -> None:
-        while not self._closed.is_set():
-            self._wake.clear()
+        self._write()
+        while not self._closed.wait(_EVERY):
             self._write()
-            self._closed.wait(_SHORTEST_INTERVAL)
-            self._wake.wait(_LONGEST_INTERVAL - _SHORTEST_INTERVAL)
 
 
 def follow(experiment: Experiment, folder: Path, watch: Callable[..., None]) -> Callable[..., None]:
     """A callback that calls ``watch`` and updates the status of the experiment's fleet, if it has one."""
-    status = None if experiment.fleet is None else experiment.fleet.transport
-    if not isinstance(status, Status):
+    if experiment.fleet is None or not isinstance(status := experiment.fleet.transport, Status):
         return watch
-    also = status.follow(experiment, folder)
+    status.note_run(experiment, experiment.fleet, folder)
 
     def both(label: str, seed: int, row: Mapping[str, Any] | None) -> None:
-        also(label, seed, row)
+        status.note_row(label, seed, row)
         watch(label, seed, row)
 
     return both
@@ -303,20 +264,19 @@ def joined(
     """
     reported = {each["number"]: each for each in (file or {}).get("nodes", [])}
     waiting = {each["node"]: each for each in (file or {}).get("waiting", [])}
-    listed_nodes = nodes if nodes is not None else [
-        {"number": number, "name": None, "status": "unknown", "registered": None, "since": None} for number in reported
-    ]  # fmt: skip
-    listed = [
-        dict.fromkeys(_NODE_FIELDS)
+    unknown = {"name": None, "status": "unknown", "registered": None, "since": None}
+    listed = [{"number": number, **unknown} for number in reported] if nodes is None else nodes
+    merged = [
+        dict.fromkeys(_Node.model_fields)
         | reported.get(node["number"], {})
         | node
         | {"waited_for": waiting.get(node["number"])}
-        for node in listed_nodes
+        for node in listed
     ]
     shown = ("command", "state", "why", "began", "ended", "sent", "received", "run", "runs")
     run = None if file is None else {name: file[name] for name in shown}
     about = {"there": nodes is not None, "problem": problem, "certificates": dict(ends or {})}
-    return {"time": time.time(), "link": about, "run": run, "nodes": listed}
+    return {"time": time.time(), "link": about, "run": run, "nodes": merged}
 
 
 def clean(text: object) -> str:
@@ -339,11 +299,31 @@ def title(status: Table) -> str:
     return f"{what}: {run['state']} {'for' if run['state'] == 'running' else 'since'} {since}"
 
 
-def here(node: Table, now: float) -> str:
-    """For how long a node has been online, or its status if it is not."""
-    if node["status"] == "online" and node["since"]:
-        return span(now - datetime.datetime.fromisoformat(node["since"]).timestamp())
-    return str(node["status"])
+def online(status: Table) -> str:
+    """A line on how many nodes are at the link."""
+    here = sum(each["status"] == "online" for each in status["nodes"])
+    return f"{here} of {len(status['nodes'])} nodes are here"
+
+
+def _since(node: Table) -> float | None:
+    """When a node came or went, in Unix time."""
+    return datetime.datetime.fromisoformat(node["since"]).timestamp() if node["since"] else None
+
+
+def cells(node: Table, now: float) -> dict[str, str]:
+    """The cells of a node in a table for people."""
+    versions, waited, here = node["versions"] or {}, node["waited_for"], node["status"]
+    if here == "online" and (began := _since(node)):
+        here = span(now - began)
+    return {
+        "node": str(node["name"] or node["number"]),
+        "here": here,
+        "clients": "?" if node["clients"] is None else str(len(node["clients"])),
+        "examples": "?" if node["examples"] is None else str(node["examples"]),
+        "fedax": versions.get("fedax", "?"),
+        "jax": versions.get("jax", "?"),
+        "waited for": span(now - waited["since"]) if waited else "-",
+    }
 
 
 def span(seconds: float) -> str:
@@ -357,6 +337,61 @@ def span(seconds: float) -> str:
         if seconds >= (2 if unit == "days" else 1) * size:
             return f"{int(seconds / size)} {unit}"
     return f"{max(0, int(seconds))} s"
+
+
+# ---- for other programs
+
+METRICS = "text/plain; version=0.0.4"
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def prometheus_text(status: Table) -> str:
+    """The metrics of a status, from :func:`joined`, in the text format of Prometheus.
+
+    Example:
+        >>> there = {"there": True, "problem": None, "certificates": {"ca.pem": 2e9}}
+        >>> print(prometheus_text({"time": 1e9, "link": there, "run": None, "nodes": []}), end="")
+        # HELP fedax_link_up Whether the link answers.
+        # TYPE fedax_link_up gauge
+        fedax_link_up 1
+        # HELP fedax_certificate_end_seconds When a certificate ends, as Unix time.
+        # TYPE fedax_certificate_end_seconds gauge
+        fedax_certificate_end_seconds{file="ca.pem"} 2000000000
+    """
+    link, run, lines = status["link"], status["run"], list[str]()
+
+    def add(name: str, help: str, samples: Iterable[tuple[Table, float | None]]) -> None:
+        found = [(labels, float(value)) for labels, value in samples if value is not None]
+        if found:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines.extend([f"# HELP fedax_{name} {help}", f"# TYPE fedax_{name} {kind}"])
+        for labels, value in found:
+            inside = ",".join(f'{key}="{str(text).translate(_ESCAPED)}"' for key, text in labels.items())
+            number = int(value) if value.is_integer() else value
+            lines.append(f"fedax_{name}{f'{{{inside}}}' if inside else ''} {number!r}")
+
+    def of_nodes(value: Callable[[Table], float | None]) -> list[tuple[Table, float | None]]:
+        return [({"node": each["name"] or each["number"]}, value(each)) for each in status["nodes"]]
+
+    def of_runs(field: str) -> list[tuple[Table, float | None]]:
+        return [({"method": each["method"], "seed": each["seed"]}, each[field]) for each in run["runs"]]
+
+    add("link_up", "Whether the link answers.", [({}, link["there"])])
+    ends = [({"file": file}, end) for file, end in link["certificates"].items()]
+    add("certificate_end_seconds", "When a certificate ends, as Unix time.", ends)
+    add("node_up", "Whether a node is at the link.", of_nodes(lambda node: node["status"] == "online"))
+    add("node_since_seconds", "When a node came or went, as Unix time.", of_nodes(_since))
+    add("node_answered_seconds", "When a node last answered, as Unix time.", of_nodes(lambda node: node["answered"]))
+    waited = lambda node: status["time"] - node["waited_for"]["since"] if node["waited_for"] else 0.0  # noqa: E731
+    add("node_waited_for_seconds", "For how long the run waits for a node.", of_nodes(waited))
+    if run is not None:
+        add("run_up", "Whether a run is under way.", [({"state": run["state"]}, run["state"] == "running")])
+        add("run_round", "The rounds that are over.", of_runs("round"))
+        add("run_rounds", "The rounds that there will be.", of_runs("of"))
+        add("run_train_loss", "The training loss, last.", of_runs("train_loss"))
+        for way in ("sent", "received"):
+            add(f"run_{way}_bytes_total", f"Bytes of messages that the run has {way}.", [({}, run[way])])
+    return "\n".join(lines) + "\n"
 
 
 # ---- the schema of the file, which may be damaged, or written by someone else
@@ -432,13 +467,6 @@ class _File(_StrictModel):
     nodes: list[_Node]
     sent: _Count
     received: _Count
-
-
-def _of_node(about: Table) -> Table:
-    return {
-        "clients": [clean(name) for name in about["names"]], "examples": sum(about["sizes"]), "held": about["held"],
-        "versions": _shown(about["versions"]),
-    }  # fmt: skip
 
 
 def _shown(versions: Mapping[str, Any]) -> Table:

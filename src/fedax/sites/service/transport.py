@@ -3,46 +3,33 @@
 import concurrent.futures
 import contextlib
 import functools
-import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedax.errors import NodeError
-from fedax.sites.protocol.messages import Failure, Message, Talk
+from fedax.sites.protocol.messages import Failure
 from fedax.sites.service import require
 from fedax.sites.service.carry import Away, Caller, pauses
 from fedax.sites.service.certificates import connection_problem, load_secret
-from fedax.sites.service.letters import SMALL, Letter, Refused, question
+from fedax.sites.service.letters import Letter, Refused, question
 from fedax.sites.service.link import POLL
-from fedax.sites.service.messages import closed, opened
+from fedax.sites.service.messages import Answer, Question, Talking, opened
 from fedax.sites.service.signature import ANSWER, Keys, is_signed
 
 RESUME = "start the run again with --resume"
 _PATIENCE = 30.0  # seconds in which a link may come back
 _OTHERS = 65.0  # seconds for which another run is waited for
 _FRESH = 1.0  # seconds for which the list of nodes is not asked for again
-_LOOK = 0.5  # seconds of a look for answers
 _SPARE = 2.0  # seconds by which a question outlives the wait for its answer, so that this side gives up first
 _TOGETHER = 16 << 20  # bytes of small parts in one request
 _FETCHERS = 4  # answers that are fetched at a time
 
-_Came = list[tuple[int, Message | Failure]]
 
-
-class _Asked(NamedTuple):
-    """A question that waits for its answer: its node and parts, until when, and where the answer goes."""
-
-    node: int
-    parts: list[bytes]
-    until: float
-    answers: "queue.SimpleQueue[tuple[str, Message | Failure]]"
-
-
-class LinkTransport:
+class LinkTransport(Talking):
     """A ``fedax.sites.protocol.messages.Transport`` over a link, in a run that has begun.
 
     Args:
@@ -52,10 +39,13 @@ class LinkTransport:
 
     def __init__(self, address: str, folder: Path):
         self.sent = self.received = 0
+        self._link = f"the link at {address}"
         self._keys = Keys(folder / "nodes")
         self._caller = Caller(address, folder / "ca.pem", lambda: load_secret(folder))
         self._secret = lambda: load_secret(folder)
-        self._waiting: dict[str, _Asked] = {}
+        self._waiting: dict[str, Question] = {}
+        self._answers: dict[str, Answer] = {}
+        self._news = threading.Condition()
         self._has: dict[str, bool] = {}  # answers that have come: whether they are here wholly
         self._here: tuple[float, list[int]] = (0.0, [])
         self._start, self._over = "", threading.Event()
@@ -74,9 +64,9 @@ class LinkTransport:
         until, announced = time.monotonic() + _OTHERS, False
         while not self._patiently(self._enter):
             if time.monotonic() >= until:
+                way_out = "wait for its end, or use a link of its own"
                 raise NodeError(
-                    f"another run is under way at the link at {self._caller.address}, and nodes do one thing at a "
-                    "time: wait for its end, or use a link of its own"
+                    f"another run is under way at {self._link}, and nodes do one thing at a time: {way_out}"
                 )
             if not announced:
                 say(f"another run is under way at {self._caller.address}: waiting up to {_OTHERS:g} s")
@@ -114,95 +104,50 @@ class LinkTransport:
             NodeError: the link cannot be reached, or has ended the run.
         """
         self._check()
-        at, here = self._here
-        if time.monotonic() - at > _FRESH:
+        if time.monotonic() - self._here[0] > _FRESH:
             self._note_here([each["number"] for each in self.registered() if each["here"] is True])
-            here = self._here[1]
-        return here
+        return self._here[1]
 
     def registered(self) -> list[dict[str, Any]]:
         """The nodes that the link knows: number, name, whether it is ``here``, ``since`` when, since when ``known``."""
         listed: list[dict[str, Any]] = self._patiently(lambda: self._caller.call("/nodes", {}))[0]["nodes"]
         return listed
 
-    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
-        """Ask some nodes.
-
-        Args:
-            messages: by the node's number.
-            timeout: seconds from now, above 0.
-
-        Yields:
-            Of each node its answer as it comes, or a failure.
-
-        Raises:
-            NodeError: the link cannot be reached, or has ended the run.
-        """
-        talk = self.talk(timeout)
-        next(talk)
-        came, waiting = talk.send(messages), len(messages)
-        while True:
-            yield from came
-            waiting -= len(came)
-            if not waiting:
-                return
-            came = talk.send({})
-
-    def talk(self, timeout: float) -> Talk:
-        """Ask nodes without an end: it is sent messages, and yields answers and failures, look by look.
-
-        Args:
-            timeout: seconds that each message has from when it is sent, above 0.
-
-        Raises:
-            NodeError: the link cannot be reached, or has ended the run.
-        """
-        answers: queue.SimpleQueue[tuple[str, Message | Failure]] = queue.SimpleQueue()
-        own: dict[str, _Asked] = {}
-        came: _Came = []
-        try:
-            while True:
-                messages = yield came
-                came = self._send(messages, timeout, answers, own) if messages else []
-                until = min([time.monotonic() + _LOOK, *(each.until for each in own.values())])
-                found = []
-                if not came:
-                    with contextlib.suppress(queue.Empty):
-                        found.append(answers.get(timeout=max(0.001, until - time.monotonic())))
-                while not answers.empty():
-                    found.append(answers.get())
-                came += [(own.pop(id).node, answer) for id, answer in found if id in own]
-                self._check()
-                for id, each in [*own.items()]:
-                    if time.monotonic() >= each.until:
-                        del own[id]
-                        self._waiting.pop(id, None)
-                        came.append((each.node, Failure(f"no answer in {timeout:g} s", True)))
-        finally:
-            for id in own:
-                self._waiting.pop(id, None)
-
-    def _send(
-        self, messages: Mapping[int, Message], timeout: float,
-        answers: "queue.SimpleQueue[tuple[str, Message | Failure]]", own: dict[str, _Asked],
-    ) -> _Came:  # fmt: skip
-        until, ids = time.monotonic() + timeout, list[str]()
+    def send(
+        self, questions: Sequence[Question], timeout: float, waiting: dict[str, Question]
+    ) -> list[tuple[int, Answer]]:
+        """Bring questions to the link, as of :class:`Talking`."""
         shared: dict[bytes, bytes] = {}  # equal parts are one object
-        for node, message in messages.items():
-            parts = [shared.setdefault(part, part) for part in closed(message)]
-            ids.append(id := secrets.token_hex(16))
-            own[id] = self._waiting[id] = _Asked(node, parts, until, answers)
-        failures: _Came = []
-        for id, why in self._patiently(lambda: self._post(ids)).items():
-            if (asked := own.pop(id, None)) is not None:
-                self._waiting.pop(id, None)
-                failures.append((asked.node, Failure(why, True)))
-        return failures
+        parts = [[shared.setdefault(part, part) for part in each.parts] for each in questions]
+        asked = {secrets.token_hex(16): each._replace(parts=own) for each, own in zip(questions, parts, strict=True)}
+        waiting |= asked
+        self._waiting |= asked
+        refused = self._patiently(lambda: self._post(asked))
+        for id in refused:
+            self.forget(id)
+        return [(waiting.pop(id).node, Failure(why, True)) for id, why in refused.items() if id in asked]
+
+    def look(self, waiting: Mapping[str, Question], seconds: float) -> Sequence[tuple[str, Answer]]:
+        """The answers that are there, as of :class:`Talking`.
+
+        Raises:
+            NodeError: the link cannot be reached, or has ended the run.
+        """
+        with self._news:
+            self._news.wait_for(lambda: self._failed or self._answers.keys() & waiting.keys(), seconds)
+            self._check()
+            return [(id, self._answers.pop(id)) for id in self._answers.keys() & waiting.keys()]
+
+    def forget(self, id: str) -> None:
+        """Nobody waits for this answer any more."""
+        with self._news:
+            self._waiting.pop(id, None)
+            self._answers.pop(id, None)
 
     def _post(self, ids: Iterable[str]) -> dict[str, str]:
         """Bring questions to the link, signed for its start, large parts first; why it does not take some."""
         refused: dict[str, str] = {}
-        uploaded: set[str] = set()
+        there: set[str] = set()
         batch: list[Letter] = []
         small: dict[str, bytes] = {}
 
@@ -219,12 +164,7 @@ class LinkTransport:
             until = self._caller.now() + asked.until - time.monotonic() + _SPARE
             run, start = self._caller.process, self._caller.start
             letter = question(self._secret(), asked.node, run, start, until, asked.parts, id)
-            for part, content in zip(letter.parts, asked.parts, strict=True):
-                if part.size <= SMALL:
-                    small[part.digest] = content
-                elif part.digest not in uploaded:
-                    self._caller.upload(content)
-                    uploaded.add(part.digest)
+            small |= self._caller.upload(letter, asked.parts, there)
             batch.append(letter)
             if sum(map(len, small.values())) > _TOGETHER:
                 post()
@@ -248,12 +188,14 @@ class LinkTransport:
                     with contextlib.suppress(ValueError):  # a link of fedax has none that cannot be read
                         self._take(Letter.read(given), parts)
                 if self._caller.start != self._start:  # the link was started anew, and has no question
-                    self._ask_again()
+                    self._start = self._caller.start
+                    self._has.clear()
+                    self._patiently(lambda: self._post([*self._waiting]))
         except Exception as error:  # it is raised where answers are waited for
             if not self._over.is_set():
-                self._failed = error
-                for each in [*self._waiting.values()]:
-                    each.answers.put(("", Failure("", True)))
+                with self._news:
+                    self._failed = error
+                    self._news.notify_all()
 
     def _take(self, letter: Letter, parts: dict[str, bytes]) -> None:
         """Look at an answer that has come; a large one is fetched at the same time as others."""
@@ -271,7 +213,7 @@ class LinkTransport:
             self._fetchers.submit(self._open, letter, parts)
 
     def _open(self, letter: Letter, parts: dict[str, bytes]) -> None:
-        answer: Message | Failure
+        answer: Answer
         try:
             contents = self._caller.contents(letter, parts)
             answer = Failure(letter.failed, True) if letter.failed else opened(contents)
@@ -284,14 +226,11 @@ class LinkTransport:
         self._give(letter, answer)
         self._has[letter.id] = True
 
-    def _give(self, letter: Letter, answer: Message | Failure) -> None:
-        if (asked := self._waiting.pop(letter.id, None)) is not None:
-            asked.answers.put((letter.id, answer))
-
-    def _ask_again(self) -> None:
-        self._start = self._caller.start
-        self._has.clear()
-        self._patiently(lambda: self._post([*self._waiting]))
+    def _give(self, letter: Letter, answer: Answer) -> None:
+        with self._news:
+            if self._waiting.pop(letter.id, None) is not None:
+                self._answers[letter.id] = answer
+                self._news.notify_all()
 
     # ---- the link
 
@@ -305,34 +244,24 @@ class LinkTransport:
         Raises:
             NodeError: it stays away, or refuses.
         """
-        until = time.monotonic() + _PATIENCE
-        for pause in pauses():
+        until, waits = time.monotonic() + _PATIENCE, pauses()
+        while True:
             try:
                 return call()
             except Refused as refused:
-                raise self._refusal(refused) from refused
+                why = {
+                    403: "refuses the secret; take the file `secret` from its folder",
+                    409: f"has ended this run: {refused}; {RESUME}",
+                }.get(refused.status, f"refused a request (HTTP {refused.status}): {refused}")
+                raise NodeError(f"{self._link} {why}") from refused
             except Away as error:
                 if time.monotonic() >= until:
-                    raise NodeError(
-                        f"the link at {self._caller.address} cannot be reached ({error}); {RESUME}"
-                    ) from error
-            self._over.wait(pause)
-        raise AssertionError
+                    raise NodeError(f"{self._link} cannot be reached ({error}); {RESUME}") from error
+            self._over.wait(next(waits))
 
     def _check(self) -> None:
         if self._failed is not None:
             raise self._failed
-
-    def _refusal(self, refused: Refused) -> NodeError:
-        """The error for people."""
-        match refused.status:
-            case 403:
-                return NodeError(
-                    f"the link at {self._caller.address} refuses the secret; take the file `secret` from its folder"
-                )
-            case 409:
-                return NodeError(f"the link at {self._caller.address} has ended this run: {refused}; {RESUME}")
-        return NodeError(f"the link at {self._caller.address} refused a request (HTTP {refused.status}): {refused}")
 
 
 @contextlib.contextmanager
