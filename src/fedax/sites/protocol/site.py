@@ -195,42 +195,41 @@ class Site:
         """The clients of this node, and the form of their examples."""
         labels = self.data.examples.get("y")
         whole = labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu"
-        about = {
-            "names": self.names,
-            "sizes": self.data.sizes.tolist(),
-            "digests": self._data.digests,
-            "example": {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in self._data.census.example.items()},
-            "classes": int(labels.max()) + 1 if whole else None,
-            "held": {part: 0 if tree is None else count(tree) for part, tree in self.held.items()},
-            "mark": self._data.mark,
-            "figures": self.policy.figures,
-            "transform": None if self.data.transform is None else self.data.transform.to_json(),
-        }
-        return Message(about | {"versions": precise_versions()})
+        return Message(
+            {
+                "names": self.names,
+                "sizes": self.data.sizes.tolist(),
+                "digests": self._data.digests,
+                "example": {
+                    name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in self._data.census.example.items()
+                },
+                "classes": int(labels.max()) + 1 if whole else None,
+                "held": {part: 0 if tree is None else count(tree) for part, tree in self.held.items()},
+                "mark": self._data.mark,
+                "figures": self.policy.figures,
+                "transform": None if self.data.transform is None else self.data.transform.to_json(),
+                "versions": precise_versions(),
+            }
+        )
 
     def _agreement(self, received: Received) -> Message:
         """Check the agreement of a run against the owner's rules, and remember it for good."""
         head = received.message.head
         agreement = Agreement.of(head.get("text"))
         if agreement.digest not in self._runs:
-            frozen = None
-            if agreement.frozen is not None and received.message.tensors:
-                frozen = received.arrays("frozen", self._described(agreement).task.frozen)
-                if digest_of(frozen) != agreement.frozen:
-                    raise Refusal(Rule.FROZEN)
             try:
                 known = self.store.agreement(agreement.digest)
             except Refusal:
                 known = None
-            run = self._derive(*(known or (agreement, self._data.mark, str(head.get("server"))[:200])), frozen)
+            run = self._derive(*(known or (agreement, self._data.mark, str(head.get("server"))[:200])), received)
             self._check_rounds(run.digest, run.job.rounds)
             if known is None and (cost := self._cost(run)):  # else it has answered some of it
                 together = self._answered.loss + sum(self._promised.values()) + cost
                 if self.policy.spent(together, self._answered.tail) > self.policy.budget:
                     raise Refusal(Rule.BUDGET, self.policy.budget)
                 self._promised[run.digest] = cost
-            if frozen is not None:
-                self.store.keep_frozen(frozen)
+            if agreement.frozen is not None:
+                self.store.keep_frozen(agreement.frozen, run.job.plan.task.frozen)
             if known is None:
                 self.store.keep_agreement(agreement, self._data.mark, run.server)
             self._keep(run)
@@ -259,25 +258,26 @@ class Site:
         if self.policy.rounds is not None and others + rounds > self.policy.rounds:
             raise Refusal(Rule.ROUNDS, self.policy.rounds, f"other runs had {others}")
 
-    def _described(self, agreement: Agreement) -> Made:
-        """What an agreement's configuration describes. No example enters it, so that errors tell nothing of any."""
-        try:
-            return self._make(dict(agreement.config))
-        except FedaxError as error:
-            raise NodeError(str(error)) from error
-
-    def _derive(self, agreement: Agreement, mark: str, server: str, frozen: Tree = None) -> SiteRun:
+    def _derive(self, agreement: Agreement, mark: str, server: str, received: Received | None = None) -> SiteRun:
         """The run of an agreement, after a check of all that the owner's rules say of it."""
         if dict(agreement.versions) != precise_versions():
             raise Refusal(Rule.VERSIONS)
         if mark != self._data.mark:
             raise Refusal(Rule.CHANGED)
         self.policy.check_problem(agreement.config)
-        made = self._described(agreement)
+        try:
+            made = self._make(dict(agreement.config))
+        except FedaxError as error:  # no example enters it, so that its text tells nothing of any
+            raise NodeError(str(error)) from error
         rounds, most = made.options.get("rounds", 0), self.policy.rounds or _MOST_ROUNDS
         if rounds > most:
             raise Refusal(Rule.ROUNDS, most)
-        if agreement.frozen is not None and frozen is None:
+        frozen = None
+        if agreement.frozen is not None and received is not None and received.message.tensors:
+            frozen = received.arrays("frozen", made.task.frozen)
+            if digest_of(frozen) != agreement.frozen:
+                raise Refusal(Rule.FROZEN)
+        elif agreement.frozen is not None:
             frozen = self.store.frozen(agreement.frozen, made.task.frozen)
         with in_precision(made.options.get("place", Place()).precision):
             run = run_of(self._data, agreement, made, frozen, self._runs.values(), self.policy.split)
@@ -336,7 +336,11 @@ class Site:
         else:
             version, group = version_after(stage, index, number), index
         bases, kept = received.numbers("base", version, len(rows)), received.kept(len(rows))
-        self._count_round(run, stage, index)
+        if stage != "warmup" and index >= self._rounds.get(run.digest, 0):  # a round is counted once
+            self._check_rounds(run.digest, index + 1)
+            rounds = {**self._rounds, run.digest: index + 1}
+            write_atomic(self.folder / _ROUNDS, json.dumps(rounds))
+            self._rounds = rounds
         memory = [
             self.store.recall(run.agreement.memory, row, base, memory_form, run.row)
             for row, base in zip(rows, bases, strict=True)
@@ -346,7 +350,7 @@ class Site:
         wire = dataclasses.replace(wire, node_clip=self.policy.clip)
         if wire.guard is None and wire.zeroes and self.policy.clip is None:  # to know of whom nothing is in the sum
             wire = dataclasses.replace(wire, guard=Guard(float(np.finfo(np.asarray(job.fed.weights).dtype).max)))
-        total, results, done = self._run_clients(run, wire, received, asked.clients, download, memory, group)
+        total, results, done = _run_clients(run, wire, received, asked.clients, download, memory, group)
         tally = {"tally": [int(done.local_steps), int(done.gradients)]}
         accepted = {} if job.hyper.wire.guard is None or uploads.messages else {"accepted": results.accepted}
         counted = np.ones(len(rows), bool) if isinstance(results.accepted, tuple) else results.accepted
@@ -377,46 +381,6 @@ class Site:
             client_memory = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], results.memory)
             self.store.remember(run.agreement.memory, row, version, [bases[k], *kept[k]], client_memory)
         return answer
-
-    def _run_clients(
-        self,
-        run: SiteRun,
-        wire: Wire,
-        received: Received,
-        clients: Clients,
-        download: Tree,
-        memory: list[Tree],
-        group: int,
-    ) -> tuple[Tree, ClientResult, Tally]:
-        """Run the clients; results are without padding. ``group``: what random numbers are from."""
-        n, size = run.train.num_clients, len(memory)
-        # Their number is random where not all take part; empty places make it one of few, for each of which a program
-        # is compiled.
-        width = min(1 << (size - 1).bit_length(), n)
-        ids = np.asarray(clients.ids, np.int32)
-        rows = np.array([run.ids.index(int(each)) for each in ids], np.int32)
-        fields, empty = clients._replace(ids=rows, present=np.ones(size, bool)), empty_place(n)
-        fill = (0, width - size)
-        padded = Clients(*(np.pad(leaf, fill, constant_values=each) for leaf, each in zip(fields, empty, strict=True)))
-        block = Block(np.where(padded.present, np.arange(width), -1), padded)
-        fed = run.examples.take(block)._replace(weights=np.zeros(0), frozen=run.frozen)
-        there = block.now(padded, run.examples.streamed)
-        there = there._replace(ids=np.pad(ids, fill, constant_values=run.plan.num_clients))
-        rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
-        total, results, tally = _together(
-            SharedInputs(run.job.hyper.method, wire, download, fed, run.job.key, np.int32(received.round)),
-            np.int32(group), rows_of, there,
-            stage=received.stage, number=received.exchange, plan=run.plan,
-        )  # fmt: skip
-        return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], results), tally
-
-    def _count_round(self, run: SiteRun, stage: str, index: int) -> None:
-        """Count a round, once; refuse it where it is beyond what the owner allows."""
-        if stage != "warmup" and index >= self._rounds.get(run.digest, 0):
-            self._check_rounds(run.digest, index + 1)
-            rounds = {**self._rounds, run.digest: index + 1}
-            write_atomic(self.folder / _ROUNDS, json.dumps(rounds))
-            self._rounds = rounds
 
     # ---- secure sums
 
@@ -544,7 +508,7 @@ class Site:
             clients = Clients(*(leaf[at] for leaf in cohort))._replace(**fields)
             received = Received(Message({"stage": "exchanges", "round": index, "exchange": 0}))
             wire = dataclasses.replace(run.job.hyper.wire, lossy=False)
-            _, results, _ = self._run_clients(run, wire, received, clients, form.download, memory, index)
+            _, results, _ = _run_clients(run, wire, received, clients, form.download, memory, index)
             memory = [jax.tree.map(lambda leaf, k=k: leaf[k], results.memory) for k in range(len(memory))]
         kept = [memory[k] for k, name in enumerate(self.names) if name in tested]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *kept).tree
@@ -553,13 +517,7 @@ class Site:
         return Gate(self.policy, self._answered, self.store.secret("secret"), self._data.row_weights)
 
     def _leave(
-        self,
-        run: SiteRun,
-        received: Received,
-        what: str,
-        model: str,
-        result: Sum | Evaluation | Table,
-        *question: Unknown,
+        self, run: SiteRun, received: Received, what: str, model: str, result: Sum | Evaluation | Table, *asked: Unknown
     ) -> Message:
         """The answer with a result, through the gate.
 
@@ -568,12 +526,12 @@ class Site:
             what: what of the run is answered once.
             model: the digest of the model that came.
             result: what is to leave.
-            question: all that the answer depends on, besides the data and the owner's noise; default: ``what``, and the
+            asked: all that the answer depends on, besides the data and the owner's noise; default: ``what``, and the
                 model.
         """
         rules, gate, name = self.policy, self._gate(), f"{what} of run {run.digest}"
         noise = [rules.noise, rules.bound, rules.unit, rules.clip, rules.update_noise]
-        content = digest_of_text(self._data.about, noise, *(question or (name, model)))
+        content = digest_of_text(self._data.about, noise, *(asked or (name, model)))
         answer = gate.leave(Question(name, content, model, received.to), result)
         if gate.noised:
             self._noted["noise"] = {"on": sorted(gate.noised), "noise": rules.noise, "bound": rules.bound}
@@ -656,6 +614,32 @@ def whole_task(task: Task) -> Task:
 
 
 # ---- programs
+
+
+def _run_clients(
+    run: SiteRun, wire: Wire, received: Received, clients: Clients, download: Tree, memory: list[Tree], group: int
+) -> tuple[Tree, ClientResult, Tally]:
+    """Run the clients; results are without padding. ``group``: what random numbers are from."""
+    n, size = run.train.num_clients, len(memory)
+    # Their number is random where not all take part; empty places make it one of few, for each of which a program
+    # is compiled.
+    width = min(1 << (size - 1).bit_length(), n)
+    ids = np.asarray(clients.ids, np.int32)
+    rows = np.array([run.ids.index(int(each)) for each in ids], np.int32)
+    fields, empty = clients._replace(ids=rows, present=np.ones(size, bool)), empty_place(n)
+    fill = (0, width - size)
+    padded = Clients(*(np.pad(leaf, fill, constant_values=each) for leaf, each in zip(fields, empty, strict=True)))
+    block = Block(np.where(padded.present, np.arange(width), -1), padded)
+    fed = run.examples.take(block)._replace(weights=np.zeros(0), frozen=run.frozen)
+    there = block.now(padded, run.examples.streamed)
+    there = there._replace(ids=np.pad(ids, fill, constant_values=run.plan.num_clients))
+    rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
+    total, results, tally = _together(
+        SharedInputs(run.job.hyper.method, wire, download, fed, run.job.key, np.int32(received.round)),
+        np.int32(group), rows_of, there,
+        stage=received.stage, number=received.exchange, plan=run.plan,
+    )  # fmt: skip
+    return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], results), tally
 
 
 @compiled(static=["stage", "number", "plan"])

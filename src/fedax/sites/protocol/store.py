@@ -15,7 +15,7 @@ from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import write_tensors
 from fedax.errors import ConfigError, NodeError
 from fedax.files import WRITING, damage, rotate, seal, with_digest, write_atomic, write_private
-from fedax.sites.protocol.agreement import Agreement, digest_of
+from fedax.sites.protocol.agreement import Agreement
 from fedax.sites.protocol.messages import Message, arrays_of, unpacked
 from fedax.sites.protocol.refusals import Refusal, Rule
 
@@ -73,9 +73,8 @@ class Store:
 
     # ---- frozen parts
 
-    def keep_frozen(self, frozen: Tree) -> None:
+    def keep_frozen(self, digest: str, frozen: Tree) -> None:
         """Keep a frozen part; of many the oldest go."""
-        digest = digest_of(frozen)
         path = self._frozen_path(digest)
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, arrays_of({"frozen": frozen}), "frozen", digest)
