@@ -6,7 +6,6 @@ import functools
 import hashlib
 import hmac
 import json
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,13 +14,11 @@ import jax
 import numpy as np
 
 from fedax.columns import measured_names
-from fedax.contract.compression import Compressor, Identity
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.data.split import split
 from fedax.engine.checks import pooled_of
 from fedax.engine.job import Job, federation_of, on_devices, streamed
-from fedax.engine.layers import compressors_of
 from fedax.engine.places.blocks import Examples
 from fedax.engine.places.device import first_states
 from fedax.engine.places.layout import Layout
@@ -163,12 +160,6 @@ class SiteRun(NamedTuple):
         return np.asarray(self.job.fed.weights)[self.ids]
 
     @property
-    def compressors(self) -> tuple[Compressor, Compressor]:
-        """Those of downloads and of uploads; the identity, if they are not compressed."""
-        down, up = compressors_of(self.job.hyper.method, self.job.hyper.wire)
-        return down or Identity(), up or Identity()
-
-    @property
     def parts(self) -> dict[str, Tree]:
         """The held-out parts that are evaluated here -> all of their examples, those that a client has."""
         return {part: pooled_of(self.held[part]) for part in self.agreement.parts if self.held[part] is not None}
@@ -224,7 +215,7 @@ def run_of(
         assert train is not None
         train.check(job.plan.task)
     except FedaxError as error:  # it may hold what is in the data
-        traceback.print_exc(file=sys.stderr)
+        traceback.print_exc()
         raise Refusal(Rule.EXAMPLES_FIT) from error
     held = {part: parts[part] if site.own[part] is None else site.own[part] for part in PARTS}
     # The node itself chooses how many clients run side by side, and on which devices.

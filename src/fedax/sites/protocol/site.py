@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.columns import describe
-from fedax.contract.compression import decoded
+from fedax.contract.compression import Identity, decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
@@ -30,6 +29,7 @@ from fedax.engine.checks import labels_of
 from fedax.engine.clients import ClientResult, SharedInputs, client_program, contribute
 from fedax.engine.devices import Place, in_precision
 from fedax.engine.evaluate import held_out, train_sums
+from fedax.engine.layers import compressors_of
 from fedax.engine.loop import Clients, Tally, empty_place, stage_key
 from fedax.engine.places.blocks import Block
 from fedax.engine.places.layout import Layout
@@ -165,12 +165,12 @@ class Site:
         except NodeError as error:  # of this package, and without a value of the data
             answer_ = Message({"error": str(error)})
         except Exception as error:  # its text may hold what is in the data
-            traceback.print_exc(file=sys.stderr)
+            traceback.print_exc()
             answer_ = Message({"error": str(Refusal(Rule.DISK if isinstance(error, OSError) else Rule.FAILED))})
         try:
             self._log(message, answer_, time.perf_counter() - began)
         except (OSError, NodeError):  # what is not in the owner's log does not leave
-            traceback.print_exc(file=sys.stderr)
+            traceback.print_exc()
             return Message({"error": str(Refusal(Rule.DISK))})
         return answer_
 
@@ -223,25 +223,27 @@ class Site:
                 known = None
             run = self._derive(*(known or (agreement, self._data.mark, str(head.get("server"))[:200])), received)
             self._check_rounds(run.digest, run.job.rounds)
-            if known is None and (cost := self._cost(run)):  # else it has answered some of it
-                together = self._answered.loss + sum(self._promised.values()) + cost
-                if self.policy.spent(together, self._answered.tail) > self.policy.budget:
-                    raise Refusal(Rule.BUDGET, self.policy.budget)
-                self._promised[run.digest] = cost
+            if known is None:  # else it has answered some of it
+                self._promise(run)
+                self.store.keep_agreement(agreement, self._data.mark, run.server)
             if agreement.frozen is not None:
                 self.store.keep_frozen(agreement.frozen, run.job.plan.task.frozen)
-            if known is None:
-                self.store.keep_agreement(agreement, self._data.mark, run.server)
             self._keep(run)
         run = self._run(agreement.digest)
         return Message({"to": received.to} | ({"key": self._masking().public._asdict()} if run.secure else {}))
 
-    def _cost(self, run: SiteRun) -> float:
-        """Σ 1/z² of the noise on all answers of a run, if its clients take part in every round."""
-        evaluations, uploads = len({0, *run.job.stops}), run.job.rounds * len(run.forms[1]) + len(run.forms[0])
+    def _promise(self, run: SiteRun) -> None:
+        """Refuse a run whose noise the budget does not cover, if its clients take part in every round."""
         figures, updates = self.policy.noise, self.policy.update_noise
-        cost = 0.0 if figures is None else evaluations * len(run.measured) * figures**-2
-        return cost + (0.0 if updates is None else uploads * updates**-2)
+        cost = 0.0  # Σ 1/z²
+        if figures is not None:
+            cost += len({0, *run.job.stops}) * len(run.measured) * figures**-2
+        if updates is not None:
+            cost += (run.job.rounds * len(run.forms[1]) + len(run.forms[0])) * updates**-2
+        together = self._answered.loss + sum(self._promised.values()) + cost
+        if cost and self.policy.spent(together, self._answered.tail) > self.policy.budget:
+            raise Refusal(Rule.BUDGET, self.policy.budget)
+        self._promised[run.digest] = cost
 
     def _run(self, digest: Unknown) -> SiteRun:
         """A run by the digest of its agreement."""
@@ -323,7 +325,7 @@ class Site:
         form, memory_form = forms[number], run.row if number == 0 else forms[number - 1].memory
         rows = received.numbers("rows", len(self.names))
         names = self._noted["clients"] = [self.names[row] for row in rows]
-        down, up = run.compressors
+        down, up = (each or Identity() for each in compressors_of(job.hyper.method, job.hyper.wire))
         layout, uploads = Layout.of(form.download), Layout.of(form.upload, form.first)
         download = received.arrays("download", layout.on_wire(down, 1) if layout.messages else form.download)
         model = digest_of(download)

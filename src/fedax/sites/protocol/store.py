@@ -61,7 +61,7 @@ class Store:
             Refusal: the node knows none, or it is damaged.
         """
         path = self._agreement_path(digest)
-        if not path.exists() or damage(path.read_bytes(), digest) is not None:
+        if damage(path, digest) is not None:
             raise Refusal(Rule.UNKNOWN)
         stored = json.loads(path.read_bytes())
         return Agreement.of(stored["text"]), stored["mark"], stored["server"]
@@ -88,7 +88,7 @@ class Store:
             Refusal: it is not there, or damaged.
         """
         path = self._frozen_path(digest)
-        if not path.exists() or damage(path, digest) is not None:
+        if damage(path, digest) is not None:
             raise Refusal(Rule.FROZEN)
         return unpacked(path.read_bytes(), {"frozen": form}, "the frozen part")["frozen"]
 
