@@ -232,7 +232,7 @@ def test_an_agreement_that_is_damaged(tables: pathlib.Path, tmp_path: pathlib.Pa
     assert record is not None and record.runs[0].history["round"][-1] == 2
     for site in again.sites.values():
         (path,) = site.folder.glob("agreements/*.json")
-        assert site.store.mark(path.stem) is not None
+        assert site.store.agreement(path.stem)
 
 
 def test_what_an_owner_keeps_from_the_tables_of_clients(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -149,9 +149,9 @@ if "fedax.sites.service.worker" in sys.orig_argv and os.environ.get("FEDAX_TEST_
 
     exchange = site.Site._exchange
 
-    def slow(self, received):
+    def slow(self, run, received):
         time.sleep(float(os.environ["FEDAX_TEST_SECONDS"]))
-        return exchange(self, received)
+        return exchange(self, run, received)
 
     site.Site._exchange = slow
 """

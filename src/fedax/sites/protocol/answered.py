@@ -7,15 +7,12 @@ disk before the answer leaves; an answer without a line does not leave.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from fedax.contract.types import Unknown
 from fedax.errors import ConfigError, NodeError
@@ -50,7 +47,6 @@ class Answered:
 
     Args:
         folder: of the node; one process at a time.
-        say: is called with a line for the owner.
 
     Raises:
         ConfigError: the record is damaged.
@@ -65,31 +61,22 @@ class Answered:
         fedax.sites.protocol.answered.Repeated: exchange 7/0 was answered before, to another question
     """
 
-    def __init__(self, folder: str | os.PathLike[str], say: Callable[[str], None] = print):
+    def __init__(self, folder: str | os.PathLike[str]):
         self.path = pathlib.Path(folder) / FILE
         self._known: dict[str, str] = {}
-        self._size = 0  # bytes of the whole lines
         self._shares: dict[str, list[Share]] = {}
         self.total, self.days, self.loss, self.tail = 0, {}, 0.0, 0.0  # type: int, dict[str, int], float, float
-        for number, line in enumerate(self._lines(say), 1):
-            self._size += len(line) + 1
+        content = self.path.read_bytes() if self.path.exists() else b""
+        self._size = content.rfind(b"\n") + 1  # bytes of the whole lines
+        if self._size < len(content):
+            print(f"{self.path}: its last line was not written whole, and its answer has not left; it is removed")
+            os.truncate(self.path, self._size)
+        for number, line in enumerate(content[: self._size].splitlines(), 1):
             try:
                 self._count(json.loads(line))
             except (ValueError, TypeError, LookupError) as error:
                 text = f"line {number} of what was answered cannot be read ({error}); restore it from a copy"
                 raise ConfigError("folder", str(self.path), text) from error
-
-    def _lines(self, say: Callable[[str], None]) -> list[bytes]:
-        """The lines that were written whole; the answer of an incomplete one has not left."""
-        if not self.path.exists():
-            return []
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            say(f"{self.path}: its last line was not written whole, and its answer has not left; it is removed")
-            with self.path.open("r+b") as file:
-                file.truncate(len(whole))
-        return whole.splitlines()
 
     def _count(self, line: dict[str, Unknown]) -> None:
         name, digest, day, loss = line["name"], line["digest"], line["day"], float(line.get("loss", 0.0))
@@ -159,22 +146,19 @@ class Answered:
         line: dict[str, Unknown] = {"name": name, "digest": digest, "day": day}
         line |= ({"loss": loss, "numbers": numbers} if loss else {}) | ({} if counts else {"counts": False})
         line |= {"shares": shares} if shares else {}
-        self._write(json.dumps(line).encode() + b"\n")
-        self._count(json.loads(json.dumps(line)))
-
-    def _write(self, line: bytes) -> None:
-        """Append a whole line, or nothing; what an earlier attempt left of its line is removed."""
+        text = json.dumps(line).encode() + b"\n"
         try:
             with self.path.open("ab") as file:
-                file.truncate(self._size)
-                file.write(line)
+                file.truncate(self._size)  # what an earlier attempt left of its line is removed
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.truncate(self.path, self._size)
             raise Refusal(Rule.DISK) from error
-        self._size += len(line)
+        self._size += len(text)
+        self._count(json.loads(text))
 
 
 def counted(folder: str | os.PathLike[str], day: str) -> tuple[int, int]:
@@ -198,13 +182,3 @@ def _tail(loss: float, numbers: int) -> float:
     from fedax.privacy import Ledger
 
     return Ledger(loss**-0.5, 1, numbers=numbers).tail(1) if loss else 0.0
-
-
-def question_of(text: str, arrays: Iterable[Unknown]) -> str:
-    """The digest of a question: of its text, and of the bytes of its arrays."""
-    hasher = hashlib.sha256(text.encode())
-    for leaf in arrays:
-        array = np.ascontiguousarray(leaf)
-        hasher.update(f"\n{array.dtype} {array.shape}\n".encode())
-        hasher.update(array.reshape(-1).view(np.uint8).data)
-    return hasher.hexdigest()[:32]

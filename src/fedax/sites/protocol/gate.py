@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from fedax.contract.types import Array, Tree, Unknown
-from fedax.sites.protocol.answered import Answered, Share, question_of
+from fedax.sites.protocol.agreement import digest_of_text
+from fedax.sites.protocol.answered import Answered, Share
 from fedax.sites.protocol.messages import Message, packed
 from fedax.sites.protocol.policy import Policy
 from fedax.sites.protocol.refusals import Refusal, Rule
@@ -148,7 +149,7 @@ class Gate:
                 for which, weights in (("ω", result.weights), ("p", result.data_weights)):
                     each = np.ones(1) if result.single else weights
                     policy.check_sum(each, result.sizes[: len(each)])
-                    of = question_of(f"{result.kind} {which}", [np.frombuffer(model.encode(), np.uint8)])
+                    of = digest_of_text(f"{result.kind} {which}\nuint8 ({len(model)},)\n{model}")
                     if result.single:  # each is a sum of its own
                         shares += [Share(f"{of} {one}", "train", {one: 1.0}, result.split) for one in result.names]
                     else:

@@ -1,17 +1,20 @@
 """A question as a node received it: its entries, checked, and the exchange that it asks for."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
+import jax
 import numpy as np
 
-from fedax.contract.types import Unknown
+from fedax.contract.types import Tree, Unknown
+from fedax.contract.vector import Vector
 from fedax.engine.loop import Clients
-from fedax.sites.protocol.agreement import EVALUATION, STAGES, Asked, cohort_of, exchange_of, is_secret
-from fedax.sites.protocol.messages import Message
+from fedax.sites.protocol.agreement import EVALUATION, STAGES, Asked, cohort_of, digest_of_text, exchange_of
+from fedax.sites.protocol.messages import Message, unpacked
 from fedax.sites.protocol.refusals import Refusal, Rule
 from fedax.sites.protocol.runs import SiteRun
+from fedax.tasks.task import Task
 
 _Entry = TypeVar("_Entry")
 
@@ -21,11 +24,20 @@ class Received:
 
     Args:
         message: as it came.
+
+    Attributes:
         to: the digest of its head, which the answer repeats.
+        told: what the node cannot derive.
+
+    Raises:
+        Refusal: it is not of its form.
     """
 
-    def __init__(self, message: Message, to: str):
-        self.message, self.to, self.agreement = message, to, message.head.get("agreement")
+    def __init__(self, message: Message):
+        self.message, self.to, self.agreement = message, digest_of_text([message.head]), message.head.get("agreement")
+        self.told: dict[str, Unknown] = message.head.get("told", {})
+        if not isinstance(self.told, dict):
+            raise Refusal(Rule.FORM)
 
     @property
     def stage(self) -> str:
@@ -37,39 +49,35 @@ class Received:
     @property
     def round(self) -> int:
         """The number of the round."""
-        return self._whole(self.message.head, "round")
+        return _whole(self.message.head.get("round"))
 
     @property
     def exchange(self) -> int:
         """The number of the exchange in its stage."""
-        return self._whole(self.message.head, "exchange")
+        return _whole(self.message.head.get("exchange"))
 
     @property
-    def told(self) -> dict[str, Unknown]:
-        """What the node cannot derive."""
-        told = self.message.head.get("told", {})
-        if not isinstance(told, dict):
-            raise Refusal(Rule.FORM)
-        return told
+    def session(self) -> str:
+        """The name of a secure sum: that of the exchange, and of the server's try at it."""
+        names = [self.agreement, self.stage, self.round, self.exchange, self.number("session")]
+        return "/".join(map(str, names))
 
     def number(self, name: str) -> int:
         """A whole number from 0 to 2^31."""
-        return self._whole(self.told, name)
-
-    @staticmethod
-    def _whole(table: Mapping[str, Unknown], name: str) -> int:
-        if type(found := table.get(name)) is not int or not 0 <= found < 2**31:
-            raise Refusal(Rule.FORM)
-        return found
+        return _whole(self.told.get(name))
 
     def numbers(self, name: str, most: int, count: int | None = None) -> list[int]:
         """Whole numbers from 0 to ``most`` − 1."""
-        found = self.told.get(name)
-        if not isinstance(found, list) or not all(type(each) is int and 0 <= each < most for each in found):
-            raise Refusal(Rule.FORM)
-        if count is not None and len(found) != count:
-            raise Refusal(Rule.FORM)
-        return found
+        return [_whole(each, most) for each in self.entries(name, count)]
+
+    def kept(self, count: int) -> list[list[int]]:
+        """The versions of the memory of each of the clients that are asked, to which the server may return."""
+        kept = self.entries("keep", count) if "keep" in self.told else [[]] * count
+        return [[_whole(version) for version in _listed(each)] for each in kept]
+
+    def entries(self, name: str, count: int | None = None) -> list[Unknown]:
+        """The entries of a list."""
+        return _listed(self.told.get(name), count)
 
     def table(self, name: str, of: Callable[[Unknown], _Entry]) -> dict[int, _Entry]:
         """Entries by the position of a node; ``of``: makes each of JSON."""
@@ -78,20 +86,26 @@ class Received:
             raise Refusal(Rule.FORM)
         return {int(key): of(each) for key, each in found.items()}
 
-    def kept(self, count: int) -> list[list[int]]:
-        """The versions of the memory of each of the clients that are asked, to which the server may return."""
-        found = self.told.get("keep", [[]] * count)
-        if not isinstance(found, list) or len(found) != count or not all(isinstance(each, list) for each in found):
-            raise Refusal(Rule.FORM)
-        if not all(type(version) is int for each in found for version in each):
-            raise Refusal(Rule.FORM)
-        return found
+    def arrays(self, name: str, form: Tree) -> Tree:
+        """The pytree that came with the message, of this form."""
+        return unpacked(self.message.tensors, {name: form}, "the message")[name]
 
-    @property
-    def session(self) -> str:
-        """The name of a secure sum: that of the exchange, and of the server's try at it."""
-        names = [self.agreement, self.stage, self.round, self.exchange, self.number("session")]
-        return "/".join(map(str, names))
+    def model(self, task: Task) -> Vector:
+        """The model that came with the message."""
+        model: Vector = self.arrays("model", jax.eval_shape(lambda: Vector(task.init(jax.random.key(0)))))
+        return model
+
+
+def _whole(found: Unknown, most: int = 2**31) -> int:
+    if type(found) is not int or not 0 <= found < most:
+        raise Refusal(Rule.FORM)
+    return found
+
+
+def _listed(found: Unknown, count: int | None = None) -> list[Unknown]:
+    if not isinstance(found, list) or count not in (None, len(found)):
+        raise Refusal(Rule.FORM)
+    return found
 
 
 def asked_of(run: SiteRun, received: Received) -> Asked:
@@ -100,7 +114,7 @@ def asked_of(run: SiteRun, received: Received) -> Asked:
     Told are the clients of a secret cohort; the one that works alone; those that a guard has left out; and the work
     that a server asks for that does not wait.
     """
-    job, told = run.job, received.told
+    job = run.job
     exchange = exchange_of(job, received.stage, received.round, received.exchange)
     rows = received.numbers("rows", len(run.ids))
     if len({*rows}) < len(rows) or not rows:
@@ -114,16 +128,15 @@ def asked_of(run: SiteRun, received: Received) -> Asked:
         ones = np.ones(1, np.asarray(job.fed.weights).dtype)
         clients = Clients(np.array(ids, np.int32), ones, ones, steps, np.ones(1, bool), offsets, sizes)
         return Asked(exchange, clients, None, dataclasses.replace(job.hyper.wire, apart=True, lossy=False))  # type: ignore[arg-type]
-    secret = is_secret(job) and received.stage == "exchanges"
-    cohort, round_ = cohort_of(job, received.stage, received.round, ids if secret else None)
+    cohort, round_ = cohort_of(job, received.stage, received.round, ids)
     where = {int(each): k for k, each in enumerate(cohort.ids) if cohort.present[k]}
-    mine = {each for each in run.ids if each in where}
-    whole = received.exchange == 0 and exchange.who != "one"
-    if not {*ids} <= mine or (whole and {*ids} != mine) or (exchange.who == "one" and len(ids) != 1):
+    mine, one = {each for each in run.ids if each in where}, exchange.who == "one"
+    whole = received.exchange == 0 and not one
+    if not {*ids} <= mine or (whole and {*ids} != mine) or (one and len(ids) != 1):
         raise Refusal(Rule.COHORT)
     at = np.array([where[each] for each in ids])
-    clients = cohort.alone(at[0]) if exchange.who == "one" else Clients(*(leaf[at] for leaf in cohort))
-    if told.get("out"):
+    clients = cohort.alone(at[0]) if one else Clients(*(leaf[at] for leaf in cohort))
+    if received.told.get("out"):
         left = np.isin(rows, received.numbers("out", len(run.ids)))
         if job.hyper.wire.guard is None or received.exchange == 0:  # nobody has answered whom it could leave out
             raise Refusal(Rule.COHORT)

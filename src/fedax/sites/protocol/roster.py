@@ -7,14 +7,14 @@ import os
 import pathlib
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
+from fedax.contract.types import Unknown
 from fedax.errors import ConfigError, NodeError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
-_Key = TypeVar("_Key")
 _WAY_OUT = "each owner gives the node's file KEY.pub to all others, and starts it with --roster FOLDER"
 
 
@@ -45,7 +45,7 @@ class Roster:
     @property
     def names(self) -> dict[str, str]:
         """The name of each node -> the name of its file, for people."""
-        return {name: each.file for name, each in self._known.items()}
+        return {name: file for name, (file, _) in self._known.items()}
 
     def signed(self, text: bytes) -> str:
         """A signature of this node: ECDSA with SHA-256, in base64."""
@@ -64,34 +64,26 @@ class Roster:
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        if (known := self._known.get(name)) is None:
+        if name not in self._known:
             raise NodeError(f"a node that is not in its roster is to take part ({str(name)[:80]!r}); {_WAY_OUT}")
+        file, public = self._known[name]
         try:
-            given = base64.b64decode(signature, validate=True)
-            known.public.verify(given, text, ec.ECDSA(hashes.SHA256()))
+            public.verify(base64.b64decode(signature, validate=True), text, ec.ECDSA(hashes.SHA256()))
         except (InvalidSignature, binascii.Error, TypeError, ValueError):
-            raise NodeError(f"what node {known.file!r} is said to have signed is not signed by it") from None
+            raise NodeError(f"what node {file!r} is said to have signed is not signed by it") from None
 
     @cached_property
     def _private(self) -> "EllipticCurvePrivateKey":
         return private_key(self.key)
 
     @cached_property
-    def _known(self) -> "dict[str, _RegisteredNode]":
-        found = {}
-        for path in sorted(self.folder.glob("*.pub")):
-            public = public_key(path, "roster")
-            found[_name(public)] = _RegisteredNode(path.stem, public)
+    def _known(self) -> "dict[str, tuple[str, EllipticCurvePublicKey]]":
+        """The name of each node -> the name of its file, and its public key."""
+        keys = {path.stem: public_key(path, "roster") for path in sorted(self.folder.glob("*.pub"))}
+        found = {_name(public): (file, public) for file, public in keys.items()}
         if self.name not in found:
             raise ConfigError("roster", str(self.folder), f"the key of this node, {self.key}.pub, is not in it")
         return found
-
-
-class _RegisteredNode(NamedTuple):
-    """A node of a roster: its file's name, and its public key."""
-
-    file: str
-    public: "EllipticCurvePublicKey"
 
 
 def private_key(path: pathlib.Path) -> "EllipticCurvePrivateKey":
@@ -100,11 +92,10 @@ def private_key(path: pathlib.Path) -> "EllipticCurvePrivateKey":
     Raises:
         ConfigError: the file is no private EC key in OpenSSH's form.
     """
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    load = lambda content: load_ssh_private_key(content, None)  # noqa: E731
-    return _read(path, "key", "private", EllipticCurvePrivateKey, load)  # type: ignore[type-abstract]
+    key: EllipticCurvePrivateKey = _read(path, "key", "private", lambda content: load_ssh_private_key(content, None))
+    return key
 
 
 def public_key(path: pathlib.Path, field: str) -> "EllipticCurvePublicKey":
@@ -113,20 +104,21 @@ def public_key(path: pathlib.Path, field: str) -> "EllipticCurvePublicKey":
     Raises:
         ConfigError: the file is no public EC key in OpenSSH's form.
     """
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-    return _read(path, field, "public", EllipticCurvePublicKey, load_ssh_public_key)  # type: ignore[type-abstract]
+    key: EllipticCurvePublicKey = _read(path, field, "public", load_ssh_public_key)
+    return key
 
 
-def _read(path: pathlib.Path, field: str, which: str, kind: type[_Key], load: Callable[[bytes], object]) -> _Key:
+def _read(path: pathlib.Path, field: str, which: str, load: Callable[[bytes], Unknown]) -> Unknown:
     from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
         key = load(path.read_bytes())
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(field, str(path), f"no {which} key in OpenSSH's form ({error})") from error
-    if not isinstance(key, kind):
+    if not isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
         raise ConfigError(field, str(path), "give an elliptic-curve key: ssh-keygen -t ecdsa -b 384")
     return key
 

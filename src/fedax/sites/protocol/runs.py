@@ -1,10 +1,11 @@
 """A run as a node derives it from its agreement, and the data of the node that it is derived for."""
 
+import copy
 import dataclasses
+import functools
 import hashlib
 import hmac
 import json
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,13 +14,11 @@ import jax
 import numpy as np
 
 from fedax.columns import measured_names
-from fedax.contract.compression import Compressor, Identity
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.data.split import split
 from fedax.engine.checks import pooled_of
 from fedax.engine.job import Job
-from fedax.engine.layers import compressors_of
 from fedax.engine.load import federation_of, on_devices, streamed
 from fedax.engine.places.blocks import Examples
 from fedax.engine.places.device import first_states
@@ -42,6 +41,7 @@ from fedax.sites.protocol.agreement import (
 )
 from fedax.sites.protocol.answered import Share
 from fedax.sites.protocol.refusals import Refusal, Rule
+from fedax.wire.secure import SecureSum
 
 _SPLITS = 128  # the most that are kept
 
@@ -78,15 +78,11 @@ class SiteData:
         # Of other data a question is another one: with the same noise, two answers would show what changed.
         self.about = digest_of_text([*self.names, *self.digests, *(_digest(key, tree) for tree in self.own.values())])
         self.mark = digest_of_text([self.about, precise_versions()])[:16]
-        self._splits: dict[str, dict[str, FederatedData | None]] = {}
-        self._rows: dict[str, dict[str, np.ndarray]] = {}  # split -> part and client -> the rows
+        self._kept_parts = functools.lru_cache(_SPLITS)(self._parts)
 
     def split(self, agreement: Agreement) -> dict[str, FederatedData | None]:
         """The clients' rows in their parts; the same objects for the same split."""
-        text = json.dumps(self.about_split(agreement), sort_keys=True)
-        if text not in self._splits:
-            self._splits = dict(list(self._splits.items())[1 - _SPLITS :]) | {text: agreement.split_data(self.data)}
-        return self._splits[text]
+        return self._kept_parts(json.dumps(self.about_split(agreement), sort_keys=True))[0]
 
     def about_split(self, agreement: Agreement) -> Unknown:
         """How an agreement splits the rows, in plain JSON; ``None``: not."""
@@ -96,28 +92,30 @@ class SiteData:
 
     def row_weights(self, share: Share) -> np.ndarray:
         """The weight of each of the node's rows in a share: first those of the clients, then those held out apart."""
-        n, own = self.data.num_examples, [0 if self.own[part] is None else count(self.own[part]) for part in PARTS]
-        weights = np.zeros(n + sum(own))
-        if share.part in PARTS and own[PARTS.index(share.part)]:
-            first = n + sum(own[: PARTS.index(share.part)])
-            weights[first : first + own[PARTS.index(share.part)]] = 1
-            return weights
-        text = json.dumps(share.split, sort_keys=True)
-        if text not in self._rows:
-            self._rows[text] = dict(self._numbered(share.split))
-        for client, weight in share.weights.items():
-            rows = self._rows[text][f"{share.part} {client}"]
-            weights[rows] = weight / len(rows) if share.part == "train" else 1
-        return weights
+        weights = {"train": np.zeros(self.data.num_examples)}  # of the clients' rows, in whichever part they are
+        weights |= {part: np.zeros(0 if tree is None else count(tree)) for part, tree in self.own.items()}
+        if share.part != "train" and self.own[share.part] is not None:
+            weights[share.part] += 1
+        else:
+            _, rows = self._kept_parts(json.dumps(share.split, sort_keys=True))
+            for client, weight in share.weights.items():
+                at = rows[f"{share.part} {client}"]
+                weights["train"][at] = weight / len(at) if share.part == "train" else 1
+        return np.concatenate([*weights.values()])
 
-    def _numbered(self, about: Unknown) -> Iterable[tuple[str, np.ndarray]]:
-        """Part and client -> the numbers of its rows, by a split."""
-        examples = {**self.data.examples, " row": np.arange(self.data.num_examples)}
-        numbered = FederatedData(examples, self.data.sizes, names=self.names, _finite=True)
-        parts = {"train": numbered} if about is None else split(numbered, **about[0], places=about[1])._asdict()
+    def _parts(self, about: str) -> tuple[dict[str, FederatedData | None], dict[str, np.ndarray]]:
+        """The clients' rows in their parts by a split, and part and client -> the numbers of its rows."""
+        whole = copy.copy(self.data)
+        whole.examples = {**whole.examples, " row": np.arange(whole.num_examples)}
+        parts: dict[str, FederatedData | None] = {"train": whole, "val": None, "test": None}
+        if (how := json.loads(about)) is not None:
+            parts = split(whole, **how[0], places=how[1])._asdict()
+        rows: dict[str, np.ndarray] = {}
         for part, tree in parts.items():
-            for i in range(0 if tree is None else tree.num_clients):
-                yield f"{part} {tree.name(i)}", tree.client(i)[" row"]
+            if tree is not None:
+                each = np.split(tree.examples.pop(" row"), tree.offsets[1:])
+                rows |= {f"{part} {tree.name(i)}": at for i, at in enumerate(each)}
+        return parts, rows
 
 
 class SiteRun(NamedTuple):
@@ -126,7 +124,6 @@ class SiteRun(NamedTuple):
     Attributes:
         agreement, job: the agreement, and the job that follows from it.
         digest: of the agreement.
-        mark: of the data that it was made for.
         plan: with the node's own devices, and number of clients side by side.
         row: the initial memory of a client.
         forms: of the exchanges of the warm-up, and of a round.
@@ -142,7 +139,6 @@ class SiteRun(NamedTuple):
     agreement: Agreement
     job: Job
     digest: str
-    mark: str
     plan: Plan
     row: Tree
     forms: tuple[list[ExchangeForm], list[ExchangeForm]]
@@ -155,15 +151,19 @@ class SiteRun(NamedTuple):
     server: str = ""
 
     @property
-    def compressors(self) -> tuple[Compressor, Compressor]:
-        """Those of downloads and of uploads; the identity, if they are not compressed."""
-        down, up = compressors_of(self.job.hyper.method, self.job.hyper.wire)
-        return down or Identity(), up or Identity()
+    def secure(self) -> SecureSum | None:
+        """How uploads and figures are summed in secret; ``None``: they are not."""
+        return self.job.hyper.wire.secure
+
+    @property
+    def weights(self) -> np.ndarray:
+        """[k] the weights p of the node's clients."""
+        return np.asarray(self.job.fed.weights)[self.ids]
 
     @property
     def parts(self) -> dict[str, Tree]:
         """The held-out parts that are evaluated here -> all of their examples, those that a client has."""
-        return {part: self.held[part] for part in self.agreement.parts if self.held[part] is not None}
+        return {part: pooled_of(self.held[part]) for part in self.agreement.parts if self.held[part] is not None}
 
     @property
     def single(self) -> bool:
@@ -218,7 +218,7 @@ def run_of(
         assert train is not None
         train.check(job.plan.task)
     except FedaxError as error:  # it may hold what is in the data
-        traceback.print_exc(file=sys.stderr)
+        traceback.print_exc()
         raise Refusal(Rule.EXAMPLES_FIT) from error
     held = {part: parts[part] if site.own[part] is None else site.own[part] for part in PARTS}
     # The node itself chooses how many clients run side by side, and on which devices.
@@ -238,9 +238,14 @@ def run_of(
     row = jax.tree.map(np.asarray, first_states(job.hyper.method, job.x)[1])
     steps = steps_of(job.hyper.work, job.key, job.census, job.plan)
     ids = [agreement.names.index(name) for name in site.names]
-    return SiteRun(
-        agreement, job, agreement.digest, site.mark, plan, row, dry.forms, examples, on_device, train, held, ids, steps
-    )
+    return SiteRun(agreement, job, agreement.digest, plan, row, dry.forms, examples, on_device, train, held, ids, steps)
+
+
+def counts(examples: Tree) -> dict[str, int]:
+    """Client -> how many held-out examples of it there are; ``""``: of nobody."""
+    if not isinstance(examples, FederatedData):
+        return {"": count(examples)}
+    return {examples.name(i): int(size) for i, size in enumerate(examples.sizes)}
 
 
 def count(examples: Tree) -> int:

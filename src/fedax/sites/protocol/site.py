@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +19,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.columns import describe
-from fedax.contract.compression import decoded
+from fedax.contract.compression import Identity, decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine import by_client
-from fedax.engine.checks import labels_of, pooled_of
+from fedax.engine.checks import labels_of
 from fedax.engine.clients import ClientResult, SharedInputs, client_program, contribute
 from fedax.engine.devices import Place, in_precision
 from fedax.engine.evaluate import held_out, train_sums
+from fedax.engine.layers import compressors_of
 from fedax.engine.loop import Clients, Tally, empty_place, stage_key
 from fedax.engine.places.blocks import Block
 from fedax.engine.places.layout import Layout
 from fedax.engine.plan import Plan
 from fedax.errors import ConfigError, FedaxError, NodeError
+from fedax.files import write_atomic
 from fedax.programs import compiled
 from fedax.sites.protocol import masks
 from fedax.sites.protocol.agreement import (
@@ -55,12 +56,12 @@ from fedax.sites.protocol.agreement import (
 )
 from fedax.sites.protocol.answered import Answered, Repeated, Share
 from fedax.sites.protocol.gate import Bounded, Evaluation, Gate, Question, Sum, Table
-from fedax.sites.protocol.messages import SEVERAL, Message, joined, packed, parted, unpacked
+from fedax.sites.protocol.messages import SEVERAL, Message, joined, packed, parted
 from fedax.sites.protocol.policy import Policy
 from fedax.sites.protocol.received import Received, asked_of
 from fedax.sites.protocol.refusals import Refusal, Rule
 from fedax.sites.protocol.roster import Roster
-from fedax.sites.protocol.runs import SiteData, SiteRun, count, run_of
+from fedax.sites.protocol.runs import SiteData, SiteRun, count, counts, run_of
 from fedax.sites.protocol.store import Store, read_rounds, write_line
 from fedax.tasks.task import Task
 from fedax.wire.guard import Guard
@@ -70,6 +71,13 @@ _READY = 128  # the most runs that are kept prepared
 _MOST_ROUNDS = 10**7  # of a run, where the owner has no rule
 _DEEPEST = 2  # levels of a joined message: the runs, and the questions of a run
 _SUMS = 256  # the most secure sums under way
+_ROUNDS = "rounds.json"
+
+Mask = Callable[[np.ndarray, str], np.ndarray]  # masks the numbers that answer a question
+
+
+class Lost(NodeError):
+    """The secrets of a secure sum were lost when the node was started again."""
 
 
 class Site:
@@ -84,6 +92,10 @@ class Site:
         policy: what the node's owner allows; default: everything.
         val: held-out examples for validation, like ``test``.
         roster: the nodes that the owner knows, with which it may take part in secure sums; ``None``: none.
+
+    Attributes:
+        data: the clients' examples.
+        held: part -> the owner's own held-out examples, or ``None``.
 
     Raises:
         ConfigError, DataError: names that do not fit the data; another process has the folder, or it cannot be written.
@@ -109,6 +121,7 @@ class Site:
             self._data = SiteData(data, self.names, {"val": val, "test": test}, self.store.secret("secret"))
         except OSError as error:
             raise ConfigError("folder", str(folder), f"cannot write there ({error.strerror})") from error
+        self.data, self.held = self._data.data, self._data.own
         self._runs: dict[str, SiteRun] = {}
         self._promised: dict[str, float] = {}  # runs under way -> what all their answers with noise will have cost
         self._sums: dict[str, tuple[str, str]] = {}  # secure sums under way -> their names, and digests of their models
@@ -125,26 +138,12 @@ class Site:
             self._lock.acquire(timeout=0)
         except filelock.Timeout:
             raise ConfigError("folder", str(self.folder), "another process is this node; stop it first") from None
-        self._rounds = read_rounds(self.folder / "rounds.json")
+        self._rounds = read_rounds(self.folder / _ROUNDS)
         self._answered = Answered(self.folder)
-
-    @property
-    def data(self) -> FederatedData:
-        """The clients' examples."""
-        return self._data.data
-
-    @property
-    def held(self) -> dict[str, Tree]:
-        """Part -> the owner's own held-out examples, or ``None``."""
-        return self._data.own
 
     def close(self) -> None:
         """Let another process have the folder."""
         self._lock.release()
-
-    @property
-    def _gate(self) -> Gate:
-        return Gate(self.policy, self._answered, self.store.secret("secret"), self._data.row_weights)
 
     def answer(self, message: Message, deep: int = 0) -> Message:
         """The answer to a message; ``{"error": why}`` if there is none. Joined messages get a joined answer."""
@@ -155,127 +154,139 @@ class Site:
                 return joined([self.answer(part, deep + 1) for part in parted(message, 0)])
             except NodeError:
                 return Message({"error": str(Refusal(Rule.FORM))})
-        began, self._noted, to = time.perf_counter(), {}, digest_of_text([message.head])
-        kinds = {"hello": self._hello, "agreement": self._agreement, "exchange": self._exchange,
-                 "evaluate": self._evaluate, "forget": self._forget, "offer": self._offer, "agree": self._agree,
-                 "unmask": self._unmask, "clients": self._clients, "alone": self._alone}  # fmt: skip
+        began, self._noted = time.perf_counter(), {}
         try:
-            if (kind := str(message.head.get("kind"))) not in kinds:
-                raise Refusal(Rule.FORM)
-            answer_ = kinds[kind](Received(message, to))
+            received = Received(message)
+            answer_ = self._answer(received)
+        except Lost:
+            answer_ = Message({"to": received.to, "lost": True})
         except Repeated as error:  # the server may go on without this node's clients
-            answer_ = Message({"to": to, "repeated": str(error)})
+            answer_ = Message({"to": received.to, "repeated": str(error)})
         except NodeError as error:  # of this package, and without a value of the data
             answer_ = Message({"error": str(error)})
         except Exception as error:  # its text may hold what is in the data
-            traceback.print_exc(file=sys.stderr)
+            traceback.print_exc()
             answer_ = Message({"error": str(Refusal(Rule.DISK if isinstance(error, OSError) else Rule.FAILED))})
         try:
             self._log(message, answer_, time.perf_counter() - began)
         except (OSError, NodeError):  # what is not in the owner's log does not leave
-            traceback.print_exc(file=sys.stderr)
+            traceback.print_exc()
             return Message({"error": str(Refusal(Rule.DISK))})
         return answer_
+
+    def _answer(self, received: Received) -> Message:
+        """The answer to a question of its kind. Most kinds are about a run, and are answered in its precision."""
+        kind = str(received.message.head.get("kind"))
+        others = {"hello": self._hello, "agreement": self._agreement, "forget": self._forget,
+                  "agree": self._agree, "unmask": self._unmask}  # fmt: skip
+        of_run = {"exchange": self._exchange, "evaluate": self._evaluate, "offer": self._offer,
+                  "clients": self._table, "alone": self._table}  # fmt: skip
+        if kind in others:
+            return others[kind](received)
+        if kind not in of_run:
+            raise Refusal(Rule.FORM)
+        run = self._run(received.agreement)
+        with in_precision(run.plan.precision):
+            return of_run[kind](run, received)
 
     # ---- before a run
 
     def _hello(self, received: Received) -> Message:
         """The clients of this node, and the form of their examples."""
-        labels = self._data.data.examples.get("y")
+        labels = self.data.examples.get("y")
         whole = labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu"
-        about = {
-            "names": self.names,
-            "sizes": self._data.data.sizes.tolist(),
-            "digests": self._data.digests,
-            "example": {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in self._data.census.example.items()},
-            "classes": int(labels.max()) + 1 if whole else None,
-            "held": {part: 0 if tree is None else count(tree) for part, tree in self._data.own.items()},
-            "mark": self._data.mark,
-            "figures": self.policy.figures,
-            "transform": None if self._data.data.transform is None else self._data.data.transform.to_json(),
-        }
-        return Message(about | {"versions": precise_versions()})
+        return Message(
+            {
+                "names": self.names,
+                "sizes": self.data.sizes.tolist(),
+                "digests": self._data.digests,
+                "example": {
+                    name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in self._data.census.example.items()
+                },
+                "classes": int(labels.max()) + 1 if whole else None,
+                "held": {part: 0 if tree is None else count(tree) for part, tree in self.held.items()},
+                "mark": self._data.mark,
+                "figures": self.policy.figures,
+                "transform": None if self.data.transform is None else self.data.transform.to_json(),
+                "versions": precise_versions(),
+            }
+        )
 
     def _agreement(self, received: Received) -> Message:
         """Check the agreement of a run against the owner's rules, and remember it for good."""
         head = received.message.head
         agreement = Agreement.of(head.get("text"))
         if agreement.digest not in self._runs:
-            frozen = None
-            if agreement.frozen is not None and received.message.tensors:
-                form = {"frozen": self._described(agreement).task.frozen}
-                frozen = unpacked(received.message.tensors, form, "the message")["frozen"]
-                if digest_of(frozen) != agreement.frozen:
-                    raise Refusal(Rule.FROZEN)
-            run = self._derive(agreement, self.store.mark(agreement.digest) or self._data.mark, frozen)
-            others = sum(count for each, count in self._rounds.items() if each != run.digest)
-            if self.policy.rounds is not None and others + run.job.rounds > self.policy.rounds:
-                raise Refusal(Rule.ROUNDS, self.policy.rounds, f"other runs had {others}")
-            if self.store.mark(run.digest) is None and (cost := self._cost(run)):  # else it has answered some of it
-                together = self._answered.loss + sum(self._promised.values()) + cost
-                if self.policy.spent(together, self._answered.tail) > self.policy.budget:
-                    raise Refusal(Rule.BUDGET, self.policy.budget)
-                self._promised[run.digest] = cost
-            if frozen is not None:
-                self.store.keep_frozen(frozen)
-            self.store.keep_agreement(agreement, self._data.mark, str(head.get("server"))[:200])
-            self._keep(run, self.store.agreement(run.digest)[2])
+            try:
+                known = self.store.agreement(agreement.digest)
+            except Refusal:
+                known = None
+            run = self._derive(*(known or (agreement, self._data.mark, str(head.get("server"))[:200])), received)
+            self._check_rounds(run.digest, run.job.rounds)
+            if known is None:  # else it has answered some of it
+                self._promise(run)
+                self.store.keep_agreement(agreement, self._data.mark, run.server)
+            if agreement.frozen is not None:
+                self.store.keep_frozen(agreement.frozen, run.job.plan.task.frozen)
+            self._keep(run)
         run = self._run(agreement.digest)
-        agreed: dict[str, Unknown] = {"to": received.to}
-        if run.job.hyper.wire.secure is not None:
-            agreed["key"] = self._masking().public._asdict()
-        return Message(agreed)
+        return Message({"to": received.to} | ({"key": self._masking().public._asdict()} if run.secure else {}))
 
-    def _cost(self, run: SiteRun) -> float:
-        """Σ 1/z² of the noise on all answers of a run, if its clients take part in every round."""
-        evaluations, uploads = (
-            len({0, *run.job.evaluation.stops}),
-            run.job.rounds * len(run.forms[1]) + len(run.forms[0]),
-        )
+    def _promise(self, run: SiteRun) -> None:
+        """Refuse a run whose noise the budget does not cover, if its clients take part in every round."""
         figures, updates = self.policy.noise, self.policy.update_noise
-        cost = 0.0 if figures is None else evaluations * len(run.measured) * figures**-2
-        return cost + (0.0 if updates is None else uploads * updates**-2)
+        cost = 0.0  # Σ 1/z²
+        if figures is not None:
+            cost += len({0, *run.job.evaluation.stops}) * len(run.measured) * figures**-2
+        if updates is not None:
+            cost += (run.job.rounds * len(run.forms[1]) + len(run.forms[0])) * updates**-2
+        together = self._answered.loss + sum(self._promised.values()) + cost
+        if cost and self.policy.spent(together, self._answered.tail) > self.policy.budget:
+            raise Refusal(Rule.BUDGET, self.policy.budget)
+        self._promised[run.digest] = cost
 
     def _run(self, digest: Unknown) -> SiteRun:
         """A run by the digest of its agreement."""
         if (digest := str(digest)) not in self._runs:
-            agreement, mark, server = self.store.agreement(digest)
-            self._keep(self._derive(agreement, mark), server)
-        run = self._runs[digest]
-        if run.mark != self._data.mark:
-            raise Refusal(Rule.CHANGED)
-        return run
+            self._keep(self._derive(*self.store.agreement(digest)))
+        return self._runs[digest]
 
-    def _keep(self, run: SiteRun, server: str) -> None:
-        self._runs = dict(list(self._runs.items())[1 - _READY :]) | {run.digest: run._replace(server=server)}
+    def _keep(self, run: SiteRun) -> None:
+        self._runs = dict(list(self._runs.items())[1 - _READY :]) | {run.digest: run}
 
-    def _described(self, agreement: Agreement) -> Made:
-        """What an agreement's configuration describes. No example enters it, so that errors tell nothing of any."""
-        try:
-            return self._make(dict(agreement.config))
-        except FedaxError as error:
-            raise NodeError(str(error)) from error
+    def _check_rounds(self, digest: str, rounds: int) -> None:
+        """Refuse so many rounds of a run, if they are too many with those of all others."""
+        others = sum(count for each, count in self._rounds.items() if each != digest)
+        if self.policy.rounds is not None and others + rounds > self.policy.rounds:
+            raise Refusal(Rule.ROUNDS, self.policy.rounds, f"other runs had {others}")
 
-    def _derive(self, agreement: Agreement, mark: str, frozen: Tree = None) -> SiteRun:
+    def _derive(self, agreement: Agreement, mark: str, server: str, received: Received | None = None) -> SiteRun:
         """The run of an agreement, after a check of all that the owner's rules say of it."""
         if dict(agreement.versions) != precise_versions():
             raise Refusal(Rule.VERSIONS)
         if mark != self._data.mark:
             raise Refusal(Rule.CHANGED)
         self.policy.check_problem(agreement.config)
-        made = self._described(agreement)
+        try:
+            made = self._make(dict(agreement.config))
+        except FedaxError as error:  # no example enters it, so that its text tells nothing of any
+            raise NodeError(str(error)) from error
         rounds, most = made.options.get("rounds", 0), self.policy.rounds or _MOST_ROUNDS
         if rounds > most:
             raise Refusal(Rule.ROUNDS, most)
-        if agreement.frozen is not None and frozen is None:
+        frozen = None
+        if agreement.frozen is not None and received is not None and received.message.tensors:
+            frozen = received.arrays("frozen", made.task.frozen)
+            if digest_of(frozen) != agreement.frozen:
+                raise Refusal(Rule.FROZEN)
+        elif agreement.frozen is not None:
             frozen = self.store.frozen(agreement.frozen, made.task.frozen)
         with in_precision(made.options.get("place", Place()).precision):
             run = run_of(self._data, agreement, made, frozen, self._runs.values(), self.policy.split)
-        sizes = run.train.sizes.tolist()
-        self.policy.check_run(agreement, run.job, sizes, run.single, run.measured)
-        if run.job.hyper.wire.secure is not None:
+        self.policy.check_run(agreement, run.job, run.train.sizes.tolist(), run.single, run.measured)
+        if run.secure is not None:
             self._masking()
-        return run
+        return run._replace(server=server)
 
     def _forget(self, received: Received) -> Message:
         """Delete the memory of a run that is over."""
@@ -286,66 +297,52 @@ class Site:
 
     # ---- an exchange
 
-    def _exchange(self, received: Received) -> Message:
+    def _exchange(self, run: SiteRun, received: Received) -> Message:
         """Run an exchange of some clients."""
-        run = self._run(received.agreement)
-        with in_precision(run.plan.precision):
-            asked = asked_of(run, received)
-            secure = run.job.hyper.wire.secure
-            if secure is None or asked.exchange.server is None:
-                return self._take_part(run, asked, received)
-            return self._in_secret(
-                received, secure.bits, contribution_of(asked.clients),
-                lambda mask: self._take_part(run, asked, received, lambda total, text: mask(masks.flat(total), text)),
-            )  # fmt: skip
+        asked = asked_of(run, received)
+        part = None if asked.exchange.server is None else contribution_of(asked.clients)
+        return self._once(run, received, part, lambda mask: self._take_part(run, asked, received, mask))
 
-    def _in_secret(
-        self,
-        received: Received,
-        bits: int,
-        contribution: masks.Part,
-        make: Callable[[Callable[[np.ndarray, str], np.ndarray]], Message],
+    def _once(
+        self, run: SiteRun, received: Received, part: masks.Part | None, make: Callable[[Mask | None], Message]
     ) -> Message:
-        """The answer with a masked sum, made once; ``make``: is given what masks the numbers of a question."""
-        masking, session, message = self._masking(), received.session, received.message
-        if not masking.knows(session):
-            return Message({"to": received.to, "lost": True})
-        asked = json.dumps(message.head, sort_keys=True).encode() + message.tensors
-        if (kept := masking.once(session, asked)) is not None:
-            answer: Message = kept
-            return answer
+        """An answer, made once where it contributes a ``part`` to a secure sum; ``make``: is given what masks it."""
+        if run.secure is None or part is None:
+            return make(None)
+        masking, session = self._masked_session(received)
+        bits = 64 if received.stage == EVALUATION else run.secure.bits
         offers = received.table("offers", masks.Received.of)
-        answer = make(lambda numbers, question: masking.masked(session, numbers, bits, offers, question, contribution))
+        asked = json.dumps(received.message.head, sort_keys=True).encode() + received.message.tensors
+        mask: Mask = lambda numbers, question: masking.masked(session, numbers, bits, offers, question, part)  # noqa: E731
+        answer: Message = masking.once(session, asked) or make(mask)
         masking.keep(session, answer)
         return answer
 
-    def _take_part(
-        self,
-        run: SiteRun,
-        asked: Asked,
-        received: Received,
-        masked: Callable[[Tree, str], np.ndarray] | None = None,
-    ) -> Message:
-        """Run the clients of an exchange, and answer with their sum; ``masked``: masks the sum of a question."""
+    def _take_part(self, run: SiteRun, asked: Asked, received: Received, mask: Mask | None) -> Message:
+        """Run the clients of an exchange, and answer with their sum."""
         job, stage, index, number = run.job, received.stage, received.round, received.exchange
         forms = run.forms[STAGES.index(stage)]
         form, memory_form = forms[number], run.row if number == 0 else forms[number - 1].memory
         rows = received.numbers("rows", len(self.names))
-        self._noted["clients"] = [self.names[row] for row in rows]
-        down, up = run.compressors
+        names = self._noted["clients"] = [self.names[row] for row in rows]
+        down, up = (each or Identity() for each in compressors_of(job.hyper.method, job.hyper.wire))
         layout, uploads = Layout.of(form.download), Layout.of(form.upload, form.first)
-        wanted = layout.on_wire(down, 1) if layout.messages else form.download
-        download = unpacked(received.message.tensors, {"download": wanted}, "the message")["download"]
+        download = received.arrays("download", layout.on_wire(down, 1) if layout.messages else form.download)
         model = digest_of(download)
         question = common_question(run.digest, stage, index, number, model)
         if layout.messages:
             parts = jax.tree.map(lambda leaf: leaf[0], layout.unpacked(download, down, "the message"))
             download = layout.whole(parts, down)
-        paced = job.pacing is not None
-        work = received.number("work") if paced else 0
-        version = work + 1 if paced else version_after(stage, index, number)
+        if paced := job.pacing is not None:
+            version, group = received.number("work") + 1, received.number("group")
+        else:
+            version, group = version_after(stage, index, number), index
         bases, kept = received.numbers("base", version, len(rows)), received.kept(len(rows))
-        self._count_round(run, stage, index)
+        if stage != "warmup" and index >= self._rounds.get(run.digest, 0):  # a round is counted once
+            self._check_rounds(run.digest, index + 1)
+            rounds = {**self._rounds, run.digest: index + 1}
+            write_atomic(self.folder / _ROUNDS, json.dumps(rounds))
+            self._rounds = rounds
         memory = [
             self.store.recall(run.agreement.memory, row, base, memory_form, run.row)
             for row, base in zip(rows, bases, strict=True)
@@ -355,84 +352,37 @@ class Site:
         wire = dataclasses.replace(wire, node_clip=self.policy.clip)
         if wire.guard is None and wire.zeroes and self.policy.clip is None:  # to know of whom nothing is in the sum
             wire = dataclasses.replace(wire, guard=Guard(float(np.finfo(np.asarray(job.fed.weights).dtype).max)))
-        group = received.number("group") if paced else index
-        total, results, done = self._run_clients(run, wire, received, asked.clients, download, memory, group)
-        answer = Message({"to": received.to})
+        total, results, done = _run_clients(run, wire, received, asked.clients, download, memory, group)
         tally = {"tally": [int(done.local_steps), int(done.gradients)]}
         accepted = {} if job.hyper.wire.guard is None or uploads.messages else {"accepted": results.accepted}
-        counts = np.ones(len(rows), bool) if isinstance(results.accepted, tuple) else results.accepted
-        if asked.exchange.server is not None:
+        counted = np.ones(len(rows), bool) if isinstance(results.accepted, tuple) else results.accepted
+        if asked.exchange.server is None:
+            answer = Message({"to": received.to} | tally, packed(jax.tree.map(np.asarray, accepted)))
+        else:
             arrays: dict[str, Tree] = {}
             if uploads.messages:
                 arrays = {"letters": uploads.packed(uploads.parts(results.upload), up, len(rows))}
-            elif masked is not None:
-                arrays = {"masked": masked(total, question)}
+            elif mask is not None:
+                arrays = {"masked": mask(masks.flat(total), question)}
             else:
                 arrays = {"uploads": results.upload} if wire.gathers else {"total": total}
-            single = uploads.messages or form.one or wire.gathers
-            name = f"exchange {number} of round {index} ({stage}) of run {run.digest}"
             told = {key: received.told.get(key) for key in ("rows", "base", "out", "group")}
+            what = f"exchange {number} of round {index} ({stage})"
             if paced:  # of one client, so that nothing is learned from a difference
-                name = f"work {digest_of_text(question, told)} of run {run.digest}"
+                what = f"work {digest_of_text(question, told)}"
             leaving = Sum(
-                arrays | accepted, tally, self._noted["clients"], counts * np.asarray(asked.clients.weights),
-                counts * np.asarray(asked.clients.data_weights), run.train.sizes[rows],
+                arrays | accepted, tally, names, counted * np.asarray(asked.clients.weights),
+                counted * np.asarray(asked.clients.data_weights), run.train.sizes[rows],
                 min(int(asked.clients.steps.min()), int(done.local_steps) // len(rows)),
-                f"upload {number} ({stage})", self._data.about_split(run.agreement), bool(single),
-                job.hyper.wire.guard is not None, bool(counts.all()), masked is not None,
+                f"upload {number} ({stage})", self._data.about_split(run.agreement),
+                bool(uploads.messages or form.one or wire.gathers), job.hyper.wire.guard is not None,
+                bool(counted.all()), mask is not None,
             )  # fmt: skip
-            content = self._content(question, told, digest_of(memory))
-            answer = self._gate.leave(Question(name, content, model, received.to), leaving)
-            if masked is not None:
-                self._sums = dict(list(self._sums.items())[1 - _SUMS :]) | {received.session: (name, model)}
-        else:
-            answer = Message({"to": received.to} | tally, packed(jax.tree.map(np.asarray, accepted)))
+            answer = self._leave(run, received, what, model, leaving, question, told, digest_of(memory))
         for k, row in enumerate(rows):
             client_memory = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], results.memory)
             self.store.remember(run.agreement.memory, row, version, [bases[k], *kept[k]], client_memory)
         return answer
-
-    def _run_clients(
-        self,
-        run: SiteRun,
-        wire: Wire,
-        received: Received,
-        clients: Clients,
-        download: Tree,
-        memory: list[Tree],
-        group: int,
-    ) -> tuple[Tree, ClientResult, Tally]:
-        """Run the clients; results are without padding. ``group``: what random numbers are from."""
-        n, size = run.train.num_clients, len(memory)
-        # Their number is random where not all take part; empty places make it one of few, for each of which a program
-        # is compiled.
-        width = min(1 << (size - 1).bit_length(), n)
-        ids = np.asarray(clients.ids, np.int32)
-        rows = np.array([run.ids.index(int(each)) for each in ids], np.int32)
-        fields = clients._replace(ids=rows, present=np.ones(size, bool))
-        padded = Clients(
-            *(_padded(np.asarray(leaf), width, value) for leaf, value in zip(fields, empty_place(n), strict=True))
-        )
-        block = Block(np.where(padded.present, np.arange(width), -1), padded)
-        fed = run.examples.take(block)._replace(weights=np.zeros(0), frozen=run.frozen)
-        there = block.now(padded, run.examples.streamed)
-        there = there._replace(ids=_padded(ids, width, run.plan.num_clients))
-        rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
-        total, results, tally = _together(
-            SharedInputs(run.job.hyper.method, wire, download, fed, run.job.key, np.int32(received.round)),
-            np.int32(group), rows_of, there,
-            stage=received.stage, number=received.exchange, plan=run.plan,
-        )  # fmt: skip
-        return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], results), tally
-
-    def _count_round(self, run: SiteRun, stage: str, index: int) -> None:
-        """Count a round, once; refuse it where it is beyond what the owner allows."""
-        if stage == "warmup" or index < self._rounds.get(run.digest, 0):
-            return
-        others = sum(count for each, count in self._rounds.items() if each != run.digest)
-        if self.policy.rounds is not None and others + index + 1 > self.policy.rounds:
-            raise Refusal(Rule.ROUNDS, self.policy.rounds)
-        self._rounds = self.store.count_round(self._rounds, run.digest, index)
 
     # ---- secure sums
 
@@ -446,28 +396,37 @@ class Site:
             self._masks = masks.Masks(self.store.secret("key"), self._roster, *limits)
         return self._masks
 
-    def _offer(self, received: Received) -> Message:
+    def _masked_session(self, received: Received) -> tuple[masks.Masks, str]:
+        """The masks, and the name of a secure sum under way."""
+        masking, session = self._masking(), received.session
+        if not masking.knows(session):
+            raise Lost(session)
+        return masking, session
+
+    def _whole(self, run: SiteRun) -> masks.Part:
+        """What the node contributes to a secure sum of figures."""
+        weight = float(np.sum(run.weights, dtype=np.float64))
+        return masks.Part(len(run.ids), weight, weight)
+
+    def _offer(self, run: SiteRun, received: Received) -> Message:
         """Draw the secrets of a coming exchange, and give shares of them to the other nodes."""
-        run, told = self._run(received.agreement), received.told
-        with in_precision(run.plan.precision):
-            everyone = received.stage == EVALUATION
-            contribution = self._whole(run) if everyone else contribution_of(asked_of(run, received).clients)
-        if run.job.hyper.wire.secure is None or not isinstance(told.get("keys"), list):
+        figures = received.stage == EVALUATION
+        contribution = self._whole(run) if figures else contribution_of(asked_of(run, received).clients)
+        keys = [masks.Key.of(each) for each in received.entries("keys")]
+        if run.secure is None:
             raise Refusal(Rule.FORM)
-        keys = [masks.Key.of(each) for each in told["keys"]]
         self.policy.check_nodes(len(keys))
         position, threshold = received.number("position"), received.number("threshold")
-        offer = self._masking().offer(
-            received.session, position, keys, threshold, str(told.get("question")), contribution
-        )
+        question = str(received.told.get("question"))
+        offer = self._masking().offer(received.session, position, keys, threshold, question, contribution)
         return Message({"to": received.to, "offer": offer._asdict()})
 
     def _agree(self, received: Received) -> Message:
         """Sign the set of nodes whose sums are added."""
-        masking, session = self._masking(), received.session
         survivors = received.numbers("survivors", 2**16)
-        if not masking.knows(session) or session not in self._sums:
-            return Message({"to": received.to, "lost": True})
+        masking, session = self._masked_session(received)
+        if session not in self._sums:
+            raise Lost(session)
         self.policy.check_nodes(len({*survivors}))
         signature = masking.agree(session, survivors)
         # The masks of a run that goes on after a stop are others, and the difference of two sums has none.
@@ -476,151 +435,72 @@ class Site:
         what = "evaluation" if name.startswith("evaluation") else name.partition(" of round")[0]
         share = Share(f"nodes {what} {model}", "nodes", dict(sorted(nodes.items())))
         content = digest_of_text(sorted(nodes.items()))
-        if not self._answered.known(f"the sum over nodes of {name}", content):
-            self._gate.check_shares([share])
-        self._answered.take(f"the sum over nodes of {name}", content, self.policy, counts=False, shares=[share])
+        name = f"the sum over nodes of {name}"
+        if not self._answered.known(name, content):
+            self._gate().check_shares([share])
+        self._answered.take(name, content, self.policy, counts=False, shares=[share])
         return Message({"to": received.to, "agreed": signature})
 
     def _unmask(self, received: Received) -> Message:
         """Reveal shares of the secrets of an exchange, which unmask the sum over the nodes that answered it."""
-        masking = self._masking()
-        if not masking.knows(received.session):
-            return Message({"to": received.to, "lost": True})
-        told = masking.unmask(received.session, received.table("agreed", masks.Agreed.of))
+        masking, session = self._masked_session(received)
+        told = masking.unmask(session, received.table("agreed", masks.Agreed.of))
         return Message({"to": received.to, "told": told})
 
     # ---- figures
 
-    def _evaluate(self, received: Received) -> Message:
+    def _evaluate(self, run: SiteRun, received: Received) -> Message:
         """Σ p_i F_i over the clients that are here, its gradient where asked, and figures of the held-out examples."""
-        run = self._run(received.agreement)
         early = run.job.plan.stops and received.round <= run.job.rounds  # where a guard ends the run
-        if received.stage != EVALUATION or received.exchange:
+        if (
+            received.stage != EVALUATION
+            or received.exchange
+            or not (received.round in (0, *run.job.evaluation.stops) or early)
+        ):
             raise Refusal(Rule.FORM)
-        if received.round not in (0, *run.job.evaluation.stops) and not early:
-            raise Refusal(Rule.FORM)
-        if run.job.hyper.wire.secure is None:
-            return self._evaluated(run, received)
-        return self._in_secret(received, 64, self._whole(run), lambda mask: self._evaluated(run, received, mask))
+        return self._once(run, received, self._whole(run), lambda mask: self._evaluated(run, received, mask))
 
-    def _whole(self, run: SiteRun) -> masks.Part:
-        """What the node contributes to a secure sum of figures."""
-        weight = float(np.sum(np.asarray(run.job.fed.weights)[run.ids], dtype=np.float64))
-        return masks.Part(len(run.ids), weight, weight)
-
-    def _evaluated(
-        self, run: SiteRun, received: Received, mask: Callable[[np.ndarray, str], np.ndarray] | None = None
-    ) -> Message:
+    def _evaluated(self, run: SiteRun, received: Received, mask: Mask | None) -> Message:
         task = run.job.plan.task
-        with in_precision(run.plan.precision):
-            form = jax.eval_shape(lambda: Vector(task.init(jax.random.key(0))))
-            model = unpacked(received.message.tensors, {"model": form}, "the message")["model"]
-            weights = np.asarray(run.job.fed.weights)[run.ids]
-            parts = {part: pooled_of(tree) for part, tree in run.parts.items()}
-            held = {
-                part: {tree.name(i): int(tree.sizes[i]) for i in range(tree.num_clients)}
-                if isinstance(tree, FederatedData)
-                else {"": count(tree)}
-                for part, tree in run.parts.items()
-            }
-            digest = digest_of(model)
-            sealed = None
-            if mask is not None:
-                question = common_question(run.digest, EVALUATION, received.round, 0, digest)
-                counts = {part: count(tree) for part, tree in parts.items()}
-                form, nodes = figures_form(run.job, run.agreement.parts), len(received.told["offers"])
-                sealed = lambda arrays: {  # noqa: E731
-                    "masked": mask(masks.encode_figures(figures_vector(task, arrays, counts, form), nodes), question)
-                }
-            result = Evaluation(
-                self.names, weights, run.train.sizes, held,
-                lambda: self._figures(run, model, weights, parts),
-                lambda bound, unit: self._bounded(run, model, weights, parts, bound, unit),
-                lambda values: self._noisy(run, values, parts),
-                self._data.about_split(run.agreement), sealed,
-            )  # fmt: skip
-            name = f"evaluation after round {received.round} of run {run.digest}"
-            if run.job.pacing is not None:  # whose steps come out anew after a stop
-                name = f"evaluation {digest} after round {received.round} of run {run.digest}"
-            if mask is not None:
-                self._sums = dict(list(self._sums.items())[1 - _SUMS :]) | {received.session: (name, digest)}
-            return self._leave(Question(name, self._content(name, digest), digest, received.to), result)
+        model = received.model(task)
+        held, digest, sealed = {part: counts(run.held[part]) for part in run.parts}, digest_of(model), None
+        if mask is not None:
+            question = common_question(run.digest, EVALUATION, received.round, 0, digest)
+            sizes = {part: sum(each.values()) for part, each in held.items()}
+            form, nodes = figures_form(run.job, run.agreement.parts), len(received.told["offers"])
 
-    def _figures(self, run: SiteRun, model: Vector, weights: Array, parts: Mapping[str, Tree]) -> Tree:
-        """The figures of an evaluation."""
-        task = run.job.plan.task
-        options = {"task": task, "grad_norm": run.job.evaluation.grad_norm, "mesh": run.plan.mesh}
-        train: Tree = None
-        for piece in run.examples.pieces(weights):
-            part = jax.block_until_ready(_train_sums(model, piece._replace(frozen=run.frozen), **options))
-            train = part if train is None else jax.tree.map(jnp.add, train, part)
-        arrays: dict[str, Tree] = {"train": list(train)}
-        for name, tree in parts.items():
-            arrays[name] = {
-                "figures": _held_out(model, tree, run.frozen, task=task),
-                "labels": labels_of(task, tree),
-            }
-        return arrays
+            def sealed(arrays: Tree) -> Tree:
+                numbers = masks.encode_figures(figures_vector(task, arrays, sizes, form), nodes)
+                return {"masked": mask(numbers, question)}
 
-    def _bounded(
-        self, run: SiteRun, model: Vector, weights: Array, parts: Mapping[str, Tree], bound: float, unit: str
-    ) -> list[Bounded]:
-        """The figures of an evaluation, each clipped so that one client, or one row, moves it by so much at most."""
-        task, p = run.job.plan.task, np.asarray(weights, float)
-        if unit == "rows":
-            rows = _clipped(_each_row(task, model.tree, run.train)["loss"], bound)
-            losses = np.add.reduceat(rows, run.train.offsets) / run.train.sizes
-            found = [Bounded("train_loss", float(p @ losses), bound * float((p / run.train.sizes).max()))]
-        else:
-            losses = _clipped(np.array(by_client.figures(task, model.tree, run.train)["loss"]), bound)
-            found = [Bounded("train_loss", float(p @ losses), bound * float(p.max()))]
-        for part, tree in parts.items():
-            values = _each_row(task, model.tree, tree) if unit == "rows" else None
-            for name, value in _held_out(model, tree, run.frozen, task=task).items():
-                top = 1.0 if describe(f"{part}_{name}").unit == "%" else bound
-                if values is None:
-                    found.append(Bounded(f"{part}_{name}", float(_clipped(np.asarray(value, float), top)), top))
-                else:
-                    found.append(
-                        Bounded(f"{part}_{name}", float(_clipped(values[name], top).mean()), top / count(tree))
-                    )
-        return found
+        result = Evaluation(
+            self.names, run.weights, run.train.sizes, held,
+            lambda: _figures(run, model), lambda bound, unit: _bounded(run, model, bound, unit),
+            lambda values: _noisy(run, values), self._data.about_split(run.agreement), sealed,
+        )  # fmt: skip
+        # With a pace, steps come out anew after a stop.
+        what = "evaluation" if run.job.pacing is None else f"evaluation {digest}"
+        return self._leave(run, received, f"{what} after round {received.round}", digest, result)
 
-    def _noisy(self, run: SiteRun, values: Mapping[str, float], parts: Mapping[str, Tree]) -> Tree:
-        """The arrays of an evaluation, from figures with noise."""
-        real = jnp.zeros(()).dtype
-        arrays: dict[str, Tree] = {"train": [np.asarray(values["train_loss"], real)]}
-        for part in parts:
-            own = {name.partition("_")[2]: each for name, each in values.items() if name.startswith(f"{part}_")}
-            arrays[part] = {"figures": {name: np.asarray(each, real) for name, each in own.items()}, "labels": {}}
-        return arrays
-
-    def _clients(self, received: Received) -> Message:
-        """The figures of a model on each client's own test examples."""
-        run = self._run(received.agreement)
+    def _table(self, run: SiteRun, received: Received) -> Message:
+        """Figures on each client's own test examples: of a model, or of those that each client trains alone from it."""
+        task, test, what = run.job.plan.task, run.held["test"], "figures of clients"
         try:
-            test = self._tested(run)
-            with in_precision(run.plan.precision):
-                task = whole_task(run.job.plan.task).trained
-                form = jax.eval_shape(lambda: Vector(task.init(jax.random.key(0))))
-                model = unpacked(received.message.tensors, {"model": form}, "the message")["model"]
-                figures = by_client.figures(task, model.tree, test)
-            name, digest = f"figures of clients of run {run.digest}", digest_of(model)
-            return self._leave(Question(name, self._content(name, digest), digest, received.to), _table(figures, test))
-        except Refusal as refusal:
-            return Message({"to": received.to, "withheld": str(refusal)})
-
-    def _alone(self, received: Received) -> Message:
-        """Train each client alone, and give the figures of its model on its own test examples."""
-        run = self._run(received.agreement)
-        try:
-            test = self._tested(run)
-            with in_precision(run.plan.precision):
-                model = unpacked(received.message.tensors, {"model": run.row}, "the message")["model"]
+            if run.secure is not None:
+                raise Refusal(Rule.TABLE)
+            if not isinstance(test, FederatedData):
+                raise Refusal(Rule.NOT_TESTED)
+            self.policy.check_table(int(test.sizes.min()))
+            if received.message.head["kind"] == "alone":
+                what, model = f"{what} alone", received.arrays("model", run.row)
                 models = self._trained_alone(run, model, test.names or ())
-                figures = by_client.figures(run.job.plan.task.trained, None, test, models)
-            name, digest = f"figures of clients alone of run {run.digest}", digest_of(model)
-            return self._leave(Question(name, self._content(name, digest), digest, received.to), _table(figures, test))
+                figures = by_client.figures(task.trained, None, test, models)
+            else:
+                task = whole_task(task).trained
+                model = received.model(task)
+                figures = by_client.figures(task, model.tree, test)
+            table = Table({name: np.array(values) for name, values in figures.items()}, test.sizes)
+            return self._leave(run, received, what, digest_of(model), table)
         except Refusal as refusal:
             return Message({"to": received.to, "withheld": str(refusal)})
 
@@ -632,37 +512,38 @@ class Site:
             at = [list(cohort.ids).index(each) for each in run.ids]
             fields = {"offsets": np.asarray(run.examples.fed.offsets), "sizes": run.train.sizes.astype(np.int32)}
             clients = Clients(*(leaf[at] for leaf in cohort))._replace(**fields)
-            received = Received(Message({"stage": "exchanges", "round": index, "exchange": 0}), "")
+            received = Received(Message({"stage": "exchanges", "round": index, "exchange": 0}))
             wire = dataclasses.replace(run.job.hyper.wire, lossy=False)
-            _, results, _ = self._run_clients(run, wire, received, clients, form.download, memory, index)
+            _, results, _ = _run_clients(run, wire, received, clients, form.download, memory, index)
             memory = [jax.tree.map(lambda leaf, k=k: leaf[k], results.memory) for k in range(len(memory))]
         kept = [memory[k] for k, name in enumerate(self.names) if name in tested]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *kept).tree
 
-    def _tested(self, run: SiteRun) -> FederatedData:
-        """The test examples by client; raises the reason why figures of single clients may not leave."""
-        test = run.held["test"]
-        if run.job.hyper.wire.secure is not None:
-            raise Refusal(Rule.TABLE)
-        if not isinstance(test, FederatedData):
-            raise Refusal(Rule.NOT_TESTED)
-        self.policy.check_table(int(test.sizes.min()))
-        return test
+    def _gate(self) -> Gate:
+        return Gate(self.policy, self._answered, self.store.secret("secret"), self._data.row_weights)
 
-    def _leave(self, question: Question, result: Evaluation | Table) -> Message:
-        gate = self._gate
-        answer = gate.leave(question, result)
-        if gate.noised:
-            self._noted["noise"] = {"on": sorted(gate.noised), "noise": self.policy.noise, "bound": self.policy.bound}
-        return answer
+    def _leave(
+        self, run: SiteRun, received: Received, what: str, model: str, result: Sum | Evaluation | Table, *asked: Unknown
+    ) -> Message:
+        """The answer with a result, through the gate.
 
-    # ---- what an answer depends on
-
-    def _content(self, *parts: Unknown) -> str:
-        """The digest of a question about the data that are here, under the owner's noise."""
-        rules = self.policy
+        Args:
+            run, received: the run, and the question as it came.
+            what: what of the run is answered once.
+            model: the digest of the model that came.
+            result: what is to leave.
+            asked: all that the answer depends on, besides the data and the owner's noise; default: ``what``, and the
+                model.
+        """
+        rules, gate, name = self.policy, self._gate(), f"{what} of run {run.digest}"
         noise = [rules.noise, rules.bound, rules.unit, rules.clip, rules.update_noise]
-        return digest_of_text(self._data.about, noise, *parts)
+        content = digest_of_text(self._data.about, noise, *(asked or (name, model)))
+        answer = gate.leave(Question(name, content, model, received.to), result)
+        if gate.noised:
+            self._noted["noise"] = {"on": sorted(gate.noised), "noise": rules.noise, "bound": rules.bound}
+        if run.secure is not None:
+            self._sums = dict(list(self._sums.items())[1 - _SUMS :]) | {received.session: (name, model)}
+        return answer
 
     def _log(self, message: Message, answer: Message, seconds: float) -> None:
         """Log a message: who asked what, and what left."""
@@ -673,6 +554,47 @@ class Site:
         if isinstance(digest, str) and digest in self._runs:
             more |= {"run": digest, "server": self._runs[digest].server}
         write_line(self.store, message, answer, seconds, more)
+
+
+def _figures(run: SiteRun, model: Vector) -> Tree:
+    """The figures of an evaluation."""
+    task, train = run.job.plan.task, list[Tree]()
+    options = {"task": task, "grad_norm": run.job.evaluation.grad_norm, "mesh": run.plan.mesh}
+    for piece in run.examples.pieces(run.weights):
+        sums = jax.block_until_ready(_train_sums(model, piece._replace(frozen=run.frozen), **options))
+        train = jax.tree.map(jnp.add, train, [*sums]) if train else [*sums]
+    arrays: dict[str, Tree] = {"train": train}
+    for part, tree in run.parts.items():
+        arrays[part] = {"figures": _held_out(model, tree, run.frozen, task=task), "labels": labels_of(task, tree)}
+    return arrays
+
+
+def _bounded(run: SiteRun, model: Vector, bound: float, unit: str) -> list[Bounded]:
+    """The figures of an evaluation, each clipped so that one client, or one row, moves it by so much at most."""
+    task, p, by_row = run.job.plan.task, np.asarray(run.weights, float), unit == "rows"
+    if by_row:
+        rows = _clipped(_each_row(task, model.tree, run.train)["loss"], bound)
+        losses, reach = np.add.reduceat(rows, run.train.offsets) / run.train.sizes, p / run.train.sizes
+    else:
+        losses, reach = _clipped(np.array(by_client.figures(task, model.tree, run.train)["loss"]), bound), p
+    found = [Bounded("train_loss", float(p @ losses), bound * float(reach.max()))]
+    for part, tree in run.parts.items():
+        figures = _each_row(task, model.tree, tree) if by_row else _held_out(model, tree, run.frozen, task=task)
+        for name, values in figures.items():
+            top = 1.0 if describe(f"{part}_{name}").unit == "%" else bound
+            mean = float(_clipped(np.asarray(values, float), top).mean())
+            found.append(Bounded(f"{part}_{name}", mean, top / (count(tree) if by_row else 1)))
+    return found
+
+
+def _noisy(run: SiteRun, values: Mapping[str, float]) -> Tree:
+    """The arrays of an evaluation, from figures with noise."""
+    real = jnp.zeros(()).dtype
+    arrays: dict[str, Tree] = {"train": [np.asarray(values["train_loss"], real)]}
+    for part in run.parts:
+        own = {name.partition("_")[2]: each for name, each in values.items() if name.startswith(f"{part}_")}
+        arrays[part] = {"figures": {name: np.asarray(each, real) for name, each in own.items()}, "labels": {}}
+    return arrays
 
 
 def _each_row(task: Task, params: Tree, examples: Tree) -> dict[str, np.ndarray]:
@@ -697,15 +619,33 @@ def whole_task(task: Task) -> Task:
     return task if task.entire is task else task.entire.with_metrics(**task.whole_metrics)
 
 
-def _table(figures: Mapping[str, Sequence[float]], test: FederatedData) -> Table:
-    return Table({name: np.array(values) for name, values in figures.items()}, test.sizes)
-
-
-def _padded(leaf: Array, width: int, value: int) -> np.ndarray:
-    return np.concatenate([leaf, np.full(width - len(leaf), value, leaf.dtype)])
-
-
 # ---- programs
+
+
+def _run_clients(
+    run: SiteRun, wire: Wire, received: Received, clients: Clients, download: Tree, memory: list[Tree], group: int
+) -> tuple[Tree, ClientResult, Tally]:
+    """Run the clients; results are without padding. ``group``: what random numbers are from."""
+    n, size = run.train.num_clients, len(memory)
+    # Their number is random where not all take part; empty places make it one of few, for each of which a program
+    # is compiled.
+    width = min(1 << (size - 1).bit_length(), n)
+    ids = np.asarray(clients.ids, np.int32)
+    rows = np.array([run.ids.index(int(each)) for each in ids], np.int32)
+    fields, empty = clients._replace(ids=rows, present=np.ones(size, bool)), empty_place(n)
+    fill = (0, width - size)
+    padded = Clients(*(np.pad(leaf, fill, constant_values=each) for leaf, each in zip(fields, empty, strict=True)))
+    block = Block(np.where(padded.present, np.arange(width), -1), padded)
+    fed = run.examples.take(block)._replace(weights=np.zeros(0), frozen=run.frozen)
+    there = block.now(padded, run.examples.streamed)
+    there = there._replace(ids=np.pad(ids, fill, constant_values=run.plan.num_clients))
+    rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
+    total, results, tally = _together(
+        SharedInputs(run.job.hyper.method, wire, download, fed, run.job.key, np.int32(received.round)),
+        np.int32(group), rows_of, there,
+        stage=received.stage, number=received.exchange, plan=run.plan,
+    )  # fmt: skip
+    return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], results), tally
 
 
 @compiled(static=["stage", "number", "plan"])

@@ -1,7 +1,6 @@
 """What a node keeps on its disk: the agreements of its runs, frozen parts of models, and its clients' memory."""
 
 import json
-import os
 import pathlib
 import re
 import secrets
@@ -15,8 +14,8 @@ from fedax.contract.types import Tree, Unknown
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import write_tensors
 from fedax.errors import ConfigError, NodeError
-from fedax.files import WRITING, damage, rotate, seal, with_digest, write_atomic
-from fedax.sites.protocol.agreement import Agreement, digest_of
+from fedax.files import WRITING, damage, rotate, seal, with_digest, write_atomic, write_private
+from fedax.sites.protocol.agreement import Agreement
 from fedax.sites.protocol.messages import Message, arrays_of, unpacked
 from fedax.sites.protocol.refusals import Refusal, Rule
 
@@ -45,25 +44,15 @@ class Store:
         """32 random bytes of the node, drawn when they are first needed."""
         file = self.folder / name
         if not file.exists():
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as written:
-                written.write(secrets.token_bytes(32))
+            write_private(file, secrets.token_bytes(32))
         return file.read_bytes()
 
     # ---- agreements
 
     def keep_agreement(self, agreement: Agreement, mark: str, server: str) -> None:
         """Remember an agreement for good, with the mark of the data that it was made for, and who asked for it."""
-        if self.mark(agreement.digest) is None:
-            stored = seal(agreement.digest) | {"text": agreement.text, "mark": mark, "server": server}
-            write_atomic(self._agreement_path(agreement.digest), with_digest(json.dumps(stored).encode()))
-
-    def mark(self, digest: str) -> str | None:
-        """The mark of the data that an agreement was made for; ``None``: it is not known, or damaged."""
-        try:
-            return self.agreement(digest)[1]
-        except Refusal:
-            return None
+        stored = seal(agreement.digest) | {"text": agreement.text, "mark": mark, "server": server}
+        write_atomic(self._agreement_path(agreement.digest), with_digest(json.dumps(stored).encode()))
 
     def agreement(self, digest: str) -> tuple[Agreement, str, str]:
         """An agreement by its digest, with its mark, and who asked for it.
@@ -72,7 +61,7 @@ class Store:
             Refusal: the node knows none, or it is damaged.
         """
         path = self._agreement_path(digest)
-        if not path.exists() or damage(path.read_bytes(), digest) is not None:
+        if damage(path, digest) is not None:
             raise Refusal(Rule.UNKNOWN)
         stored = json.loads(path.read_bytes())
         return Agreement.of(stored["text"]), stored["mark"], stored["server"]
@@ -84,9 +73,8 @@ class Store:
 
     # ---- frozen parts
 
-    def keep_frozen(self, frozen: Tree) -> None:
+    def keep_frozen(self, digest: str, frozen: Tree) -> None:
         """Keep a frozen part; of many the oldest go."""
-        digest = digest_of(frozen)
         path = self._frozen_path(digest)
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, arrays_of({"frozen": frozen}), "frozen", digest)
@@ -100,7 +88,7 @@ class Store:
             Refusal: it is not there, or damaged.
         """
         path = self._frozen_path(digest)
-        if not path.exists() or damage(path, digest) is not None:
+        if damage(path, digest) is not None:
             raise Refusal(Rule.FROZEN)
         return unpacked(path.read_bytes(), {"frozen": form}, "the frozen part")["frozen"]
 
@@ -133,11 +121,10 @@ class Store:
         path = self._path(run, row, version)
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, arrays_of({"memory": memory}), "memory", f"{run}/{path.name}")
-        kept = {version, *keep}
         for old in path.parent.iterdir():
             match = _VERSION.fullmatch(old.name)
-            stale = match is not None and int(match[1]) == row and int(match[2]) not in kept
-            if (stale and match is not None and int(match[2]) < version) or old.name.startswith(WRITING):
+            stale = match and int(match[1]) == row and int(match[2]) < version and int(match[2]) not in keep
+            if stale or old.name.startswith(WRITING):
                 old.unlink(missing_ok=True)
 
     def forget(self, run: str) -> None:
@@ -147,36 +134,23 @@ class Store:
     def _path(self, run: str, row: int, version: int) -> pathlib.Path:
         return self.folder / "memory" / run / f"{row}-{version}.safetensors"
 
-    # ---- rounds and the log
 
-    def count_round(self, rounds: Mapping[str, int], run: str, index: int) -> dict[str, int]:
-        """The rounds of all runs, with a round of this one; they are on the disk."""
-        found = {**rounds, run: index + 1}
-        write_atomic(self.folder / "rounds.json", json.dumps(found))
-        return found
-
-    def log(self, line: Mapping[str, Unknown]) -> None:
-        """Write a line of the node's log."""
-        rotate(self.folder / "log.jsonl")
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+# ---- rounds and the log
 
 
 def write_line(
     store: Store, message: Message, answer: Message, seconds: float, more: Mapping[str, Unknown] | None = None
 ) -> None:
     """Write a line of a node's log: a message, the size of its answer, and further entries."""
-    line: dict[str, Unknown] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    line |= {
-        name: message.head[name] for name in ("kind", "server", "stage", "round", "exchange") if name in message.head
-    }
-    for name, message_ in (("came", message), ("left", answer)):
-        line[name] = len(message_.tensors) + len(json.dumps(message_.head))
-    line |= {"seconds": round(seconds, 3), **(more or {})}
+    head, names = message.head, ("kind", "server", "stage", "round", "exchange")
+    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")} | {name: head[name] for name in names if name in head}
+    line |= {"came": message.size, "left": answer.size, "seconds": round(seconds, 3), **(more or {})}
     for name in ("error", "repeated"):
         if name in answer.head:
             line["error"] = answer.head[name]
-    store.log(line)
+    rotate(store.folder / "log.jsonl")
+    with (store.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def read_rounds(path: pathlib.Path) -> dict[str, int]:
