@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 from safetensors.numpy import load_file
 
 from fedax.columns import TIME, TRAFFIC
@@ -70,12 +71,14 @@ class Federation:
         """``fedax deploy link``."""
         self.start("link", "link", *processes.options(folder=self.link, port=self.port, bind="127.0.0.1"))
 
-    def start_node(self, name: str, *more: str, variables: Mapping[str, str] | None = None, **given: Any) -> None:
-        """``fedax deploy node``."""
-        usual = {"link": self.address, "ca": self.folder / f"{name}.ca", "key": self.folder / name}
-        usual |= {"data": self.folder / f"{name}.data", "clients": ",".join(self.places.get(name, [name]))}
-        usual |= {"roster": self.link / "nodes"} if name in self.places else {}
-        self.start(name, "node", *processes.options(**(usual | given)), *more, **(variables or {}))
+    def start_node(self, name: str, variables: Mapping[str, str] | None = None, **given: Any) -> None:
+        """``fedax deploy node``, with a file of its settings."""
+        settings = {"link": self.address, "ca": f"{name}.ca", "key": name, "data": f"{name}.data"}
+        settings |= {"clients": self.places.get(name, [name])} | given
+        if name in self.places:
+            settings["roster"] = "link/nodes"
+        (self.folder / f"{name}.toml").write_text(tomli_w.dumps(settings))
+        self.start(name, "node", f"{name}.toml", **(variables or {}))
 
     def start_all(self) -> None:
         """The link and the nodes."""

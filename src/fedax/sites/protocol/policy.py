@@ -33,6 +33,8 @@ tasks = ["logistic_regression", "softmax_regression", "linear_regression", "mlp"
 split = true
 # In how many rounds, of all runs together, do clients of this node take part at most?
 rounds = 1000
+# Which code of others may run here: files beside this one, and modules of packages. Read it first. None without this.
+# code = ["mine.py"]
 
 [messages]
 # How many questions about data are answered: at most, and on one day. A round with an evaluation asks twice.
@@ -98,6 +100,7 @@ class Policy:
         tasks: the same of tasks.
         split: whether a run may deal the rows of each client to training, validation and test.
         rounds: in how many rounds, of all runs together, its clients take part at most, ≥ 1.
+        code: files, and modules of packages, of methods and tasks that may run here.
         total: how many questions about data are answered at most, ≥ 1.
         daily: the same on one day.
         clients: of each sum that leaves no client has more than 1/clients of the weight, ≥ 1.
@@ -144,6 +147,7 @@ class Policy:
     tasks: Collection[str] | None = None
     split: bool = True
     rounds: int | None = None
+    code: Collection[str] = ()
     total: int | None = None
     daily: int | None = None
     clients: int = 1
@@ -166,7 +170,7 @@ class Policy:
     delta: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("methods", "tasks", "columns"):
+        for name in ("methods", "tasks", "code", "columns"):
             given = getattr(self, name)
             if given is not None and (isinstance(given, str) or not all(isinstance(each, str) for each in given)):
                 raise ConfigError(_place(name), given, "give a list of names")
@@ -413,8 +417,10 @@ class Policy:
         return cls.of(read_table(pathlib.Path(path)))
 
 
-def read_table(path: pathlib.Path) -> dict[str, Unknown]:
-    """The tables of a policy's file.
+def read_table(
+    path: pathlib.Path, field: str = "policy", way_out: str = "fedax deploy policy writes one"
+) -> dict[str, Unknown]:
+    """The tables of a policy's file, or of another; ``field`` and ``way_out`` are for the error.
 
     Raises:
         ConfigError: it cannot be read.
@@ -422,14 +428,12 @@ def read_table(path: pathlib.Path) -> dict[str, Unknown]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            "policy", str(path), f"it cannot be read ({error}); fedax deploy policy writes one"
-        ) from error
+        raise ConfigError(field, str(path), f"it cannot be read ({error}); {way_out}") from error
 
 
 # section -> rule -> the field of Policy
 _SECTIONS = {
-    "runs": {name: name for name in ("methods", "tasks", "split", "rounds")},
+    "runs": {name: name for name in ("methods", "tasks", "split", "rounds", "code")},
     "messages": {name: name for name in ("total", "daily")},
     "sums": {name: name for name in ("clients", "examples", "single")},
     "tables": {"rows": "rows"},
