@@ -539,7 +539,7 @@ USUAL = {"data": "../two", "key": "key", "link": "localhost:9443", "ca": "../ca.
     [
         ({"data": "absent"}, "site/absent"),
         ({"data": None}, "data = None: this is missing; give --data, or data in node.toml"),
-        ({"data": 3}, "data = 3: input is not a valid path"),
+        ({"data": 3}, "data = 3: "),
         ({"ca": None}, "ca = 'site/ca.pem': no such file"),
         ({"socket": "s"}, "give --link, or --socket"),
         ({"clients": ["a"]}, "there are 2 clients in site/../two"),
