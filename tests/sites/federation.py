@@ -19,7 +19,7 @@ from fedax.columns import TIME, TRAFFIC
 from fedax.data import FederatedData
 from fedax.experiments import build, execute, new_folder
 from fedax.sites.service import certificates, link, processes
-from tests.processes import SOON, children, is_running, wait_for
+from tests.processes import SOON, children, is_running, options, wait_for
 
 PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
 TIMES = ("seconds", "sha256", TIME, *TRAFFIC)  # the columns in which two equal runs may differ
@@ -69,7 +69,7 @@ class Federation:
 
     def start_link(self) -> None:
         """``fedax deploy link``."""
-        self.start("link", "link", *processes.options(folder=self.link, port=self.port, bind="127.0.0.1"))
+        self.start("link", "link", *options(folder=self.link, port=self.port, bind="127.0.0.1"))
 
     def start_node(self, name: str, variables: Mapping[str, str] | None = None, **given: Any) -> None:
         """``fedax deploy node``, with a file of its settings."""
@@ -90,7 +90,7 @@ class Federation:
     def arguments(self, out: Path, *more: str, nodes: int | None = None) -> list[str]:
         """The arguments of ``deploy run``."""
         nodes = len(self.places) if nodes is None else nodes
-        given = processes.options(link=self.address, folder=self.link, test=self.folder / "test", out=out, nodes=nodes)
+        given = options(link=self.address, folder=self.link, test=self.folder / "test", out=out, nodes=nodes)
         return ["run", str(self.config), *given, *more]
 
     def start_run(self, out: Path, *more: str) -> subprocess.Popen[bytes]:

@@ -37,6 +37,7 @@ from fedax.sites.protocol.remote import Remote
 from fedax.sites.service import certificates, messages, node, processes, status, transport
 from tests import long
 from tests.experiments import run_cli
+from tests.processes import options
 
 from .. import LAST_BITS
 from .federation import PLACES, SOON, Federation, children, dying, rows_of, same_models, same_rows, wait_for
@@ -491,7 +492,7 @@ def test_a_link_listens_at_addresses_of_ipv6_too(bind, reached, tmp_path):
         sys.executable,
         "-m",
         "fedax.sites.service.link",
-        *processes.options(folder=tmp_path / "link", port=port),
+        *options(folder=tmp_path / "link", port=port),
     ]
     command += [] if bind is None else [f"--bind={bind}"]
     address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"

@@ -31,6 +31,7 @@ from fedax.sites.service import node as nodes
 from fedax.sites.service.letters import Letter
 from fedax.sites.service.signature import number_of
 from tests import long
+from tests.processes import options
 
 from .federation import SOON, children, is_running, wait_for
 
@@ -57,7 +58,7 @@ class Network:
         return self.commands[name]
 
     def start_link(self) -> None:
-        given = processes.options(folder=self.link, port=self.port, bind="127.0.0.1")
+        given = options(folder=self.link, port=self.port, bind="127.0.0.1")
         self.start("link", "fedax.sites.service.link", *given)
 
     def of_node(self, name: str, **given: Any) -> dict[str, Any]:

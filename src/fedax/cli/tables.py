@@ -101,7 +101,7 @@ def review(
     yes: Annotated[bool | None, Option("--yes/--no", help="Whether they may leave.")] = None,
     why: Annotated[str, Option(help="With --no: what the coordinator is told.")] = "",
 ) -> None:
-    """See which summaries wait for you at a node with --review, and say whether they may leave.
+    """See which summaries wait for you at a node with review = true, and say whether they may leave.
 
     \b
     Examples:
@@ -119,7 +119,7 @@ def review(
         state = key.with_name(f"{key.name}.state")
     if not state.is_dir():
         raise ConfigError(
-            "state", str(state), "there is no such folder; the node makes it: fedax deploy node … --review"
+            "state", str(state), "there is no such folder; the node makes it, with review = true in node.toml"
         )
     if why and yes is not False:
         raise ConfigError("why", why, "this goes with --no")

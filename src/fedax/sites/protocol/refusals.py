@@ -60,7 +60,7 @@ class Rule(enum.Enum):
     FORM = None, "the message is not of its form"
     EXAMPLES_FIT = None, "its examples do not fit the run's task; its owner's log says more"
     FROZEN = None, "the frozen part of the model is not there: --resume sends it again"
-    ROSTER = None, "secure sums need the keys of the other nodes: its owner gives --roster FOLDER"
+    ROSTER = None, "secure sums need the keys of the other nodes: its owner names their folder: roster in node.toml"
     # Of tables:
     NO_TRANSFORM = None, "its table is not transformed yet: fedax deploy tables"
     OTHER_TABLE = None, "the transform that it has does not fit its table: fedax deploy tables again"
@@ -74,7 +74,7 @@ class Rule(enum.Enum):
     )
     LABEL_MISSING = (
         None,
-        "a row has no label; its owner leaves such rows out: fedax deploy node … --drop-missing-labels",
+        "a row has no label; its owner leaves such rows out: drop_missing_labels in node.toml",
     )
     LABEL_UNKNOWN = (
         None,
@@ -86,7 +86,7 @@ class Rule(enum.Enum):
     FEW_ROWS = None, "its table has too few rows for a summary that hides single ones"
     IDENTIFIES = (
         None,
-        ("texts of a column identify rows, and leave this site only if its owner agrees: fedax deploy node … --review"),
+        ("texts of a column identify rows, and leave this site only if its owner agrees: review in node.toml"),
     )
     LEFT = (
         None,

@@ -20,7 +20,7 @@ from fedax.federation.census import Census
 from fedax.federation.clock import Clock
 from fedax.sites.service import require
 from fedax.sites.service.deploy import Say, fleet_at
-from fedax.sites.service.processes import SupervisedProcess, free_port, options
+from fedax.sites.service.processes import SupervisedProcess, free_port
 
 _START = 120.0  # seconds in which the processes of a local deployment have to be there
 
@@ -52,7 +52,7 @@ def local_deployment(
     links.prepare(link, [])
     own.write(place, experiment.code.values())
     code = [each.name if each.module else str(place / own.FOLDER / each.name) for each in experiment.code.values()]
-    given = options(folder=link, port=port, bind="127.0.0.1")
+    given = [f"--folder={link}", f"--port={port}", "--bind=127.0.0.1"]
     processes = [SupervisedProcess("fedax.sites.service.link", given, log=place / "link.log")]
     for k, clients in enumerate(np.array_split(np.arange(data.num_clients), nodes)):
         site = place / f"node-{k}"

@@ -22,7 +22,7 @@ from fedax.sites.service import certificates, require
 from fedax.sites.service.carry import Away, Caller, pauses
 from fedax.sites.service.letters import SMALL, Letter, Refused
 from fedax.sites.service.link import POLL
-from fedax.sites.service.processes import SupervisedProcess, ending, options, receive, send
+from fedax.sites.service.processes import SupervisedProcess, ending, receive, send
 from fedax.sites.service.signature import QUESTION, number_of
 
 _REMIND = 60.0  # seconds between lines that say that the link is not there
@@ -101,9 +101,9 @@ class Worker:
     """The process that answers questions, one after the other; heads and tensors go through its input and output."""
 
     def __init__(self, factory: str, arguments: Mapping[str, Any]):
-        given = options(factory=factory, arguments=json.dumps(dict(arguments), default=str))
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = SupervisedProcess("fedax.sites.service.worker", given, **pipes)
+        given = [factory, json.dumps(dict(arguments), default=str)]
+        pipe = subprocess.PIPE
+        self.process = SupervisedProcess("fedax.sites.service.worker", given, stdin=pipe, stdout=pipe)
 
     def ask(self, parts: Sequence[bytes], over: threading.Event) -> list[bytes]:
         """The parts of the answer to a question.

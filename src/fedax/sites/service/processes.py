@@ -49,19 +49,6 @@ def free_port() -> int:
     raise NodeError("no port between 20000 and 32000 of this machine is free")
 
 
-def options(**given: object) -> list[str]:
-    """Options of a command line; ``True`` stands for an option without a value.
-
-    Example:
-        >>> options(port=9443, enable_supernode_auth=True)
-        ['--port=9443', '--enable-supernode-auth']
-    """
-    return [
-        f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
-        for name, value in given.items()
-    ]
-
-
 class SupervisedProcess:
     """A Python module that runs as a child process, and is started again when it ends, after growing pauses.
 
