@@ -205,9 +205,7 @@ def _split_off(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
     return vars(found), others
 
 
-def deploy_policy(
-    out: Annotated[Path, Argument(help="The file to write.")] = Path("policy.toml"),
-) -> None:
+def deploy_policy(out: Annotated[Path, Argument(help="The file to write.")] = Path("policy.toml")) -> None:
     """Write a strict policy for a node, with an explanation of each rule, to be edited by the node's owner.
 
     \b

@@ -34,8 +34,7 @@ def tables(
     positive: Positive = None,
     target: Target = None,
     out: Annotated[
-        Path | None,
-        Option(help="Folder for what is agreed; has to be new or empty.", show_default="FOLDER/tables"),
+        Path | None, Option(help="Folder for what is agreed; has to be new or empty.", show_default="FOLDER/tables")
     ] = None,
     timeout: Annotated[
         float, Option(min=1.0, metavar="SECONDS", help="How long to wait for nodes, and for each answer.")
@@ -93,10 +92,7 @@ def tables(
 
 
 def review(
-    key: Annotated[
-        Path | None,
-        Option(help="The node's private key, next to which its folder is."),
-    ] = None,
+    key: Annotated[Path | None, Option(help="The node's private key, next to which its folder is.")] = None,
     state: Annotated[Path | None, Option(help="The node's folder.", show_default="KEY.state")] = None,
     yes: Annotated[bool | None, Option("--yes/--no", help="Whether they may leave.")] = None,
     why: Annotated[str, Option(help="With --no: what the coordinator is told.")] = "",

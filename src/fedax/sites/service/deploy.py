@@ -273,20 +273,18 @@ def _listen(state: Path, say: Say) -> None:
         if word.lower() not in ("yes", "no"):
             say("type yes, or no and why")
             continue
-        yes = word.lower() == "yes"
-        for file in (decided := decide(state, yes, why.strip())):
-            say(decision_line(file, Decision(yes, why.strip())))
-        if not decided:
-            say("nothing waits")
+        decision = Decision(word.lower() == "yes", why.strip())
+        decided = decide(state, *decision)
+        for told in [decision_line(file, decision) for file in decided] or ["nothing waits"]:
+            say(told)
 
 
 def decision_line(file: Path, decision: Decision | None) -> str:
     """The owner's decision on a summary, as a line for people."""
     if decision is None:
         return f"{file}: waits"
-    return f"{file}: " + (
-        "may leave" if decision.yes else f"does not leave{f': {decision.why}' if decision.why else ''}"
-    )
+    why = f": {decision.why}" if decision.why else ""
+    return f"{file}: may leave" if decision.yes else f"{file}: does not leave{why}"
 
 
 def with_nodes_data(tables: Table, test: Path | None, allow_code: bool | own.Code = False) -> Table:
@@ -298,18 +296,15 @@ def with_nodes_data(tables: Table, test: Path | None, allow_code: bool | own.Cod
     Raises:
         ConfigError: something else in it cannot be used.
     """
-    given = tables.get("data", {})
+    given = tables.get("data")
     given = given if isinstance(given, dict) else {}
-    task = dict(tables.get("task", {}))
-    if "name" not in task and (usual := TASKS_OF.get(str(given.get("name")))) is not None:
-        task["name"] = usual
+    usual = TASKS_OF.get(str(given.get("name")))
+    task = ({} if usual is None else {"name": usual}) | dict(tables.get("task", {}))
     data: Table = {"name": "nodes", "weights": given.get("weights", "sizes")}
-    if isinstance(split := given.get("split"), dict):
+    if (split := given.get("split")) is not None:
         # Without a split for testing, those rows stay with training.
         apart = () if test is None else ("test", "train")
-        data["split"] = {name: value for name, value in split.items() if name not in apart}
-    elif split is not None:
-        data["split"] = split
+        data["split"] = {k: v for k, v in split.items() if k not in apart} if isinstance(split, dict) else split
     if test is not None:
         FederatedData.open(test)
         data["test"] = str(test.absolute())
@@ -365,8 +360,5 @@ def transport_at(link: str, folder: Path, say: Say, command: str = "run") -> Ite
     require()
     from fedax.sites.service import transport
 
-    with (
-        transport.connect(link, folder, say) as carrier,
-        Status(folder, link, carrier, command) as status,
-    ):
+    with transport.connect(link, folder, say) as carrier, Status(folder, link, carrier, command) as status:
         yield status
