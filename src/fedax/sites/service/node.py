@@ -191,8 +191,8 @@ class _Node:
         self._kept: dict[str, tuple[Letter, list[bytes]]] = {}  # the last answers, which may be asked for again
         self._known = state / "number"
         self.over = threading.Event()
-        self._there = self._told = False
-        self._missing: float | None = None
+        self._told = False  # whether the link has ever answered
+        self._missing: float | None = None  # since when it does not
         self._reminder = 0.0
 
     def start(self) -> None:
@@ -219,7 +219,7 @@ class _Node:
         while not self.over.is_set():
             try:
                 # At first it asks whether it is known; at work it says often what it has, to a link started anew.
-                asks = {"has": [*self._busy], "seconds": 0 if not self._there else _BUSY if self._busy else POLL}
+                asks = {"has": [*self._busy], "seconds": 0 if not self._there() else _BUSY if self._busy else POLL}
                 table, parts = self._caller.call("/question", asks, seconds=POLL + 15)
                 self._reached()
                 waits = pauses()
@@ -301,17 +301,19 @@ class _Node:
     # ---- the link
 
     def _reached(self) -> None:
-        if not self._there:
+        if not self._there():
             first = f"this is node {self.number} at {self.link}"
             self.say(f"the link at {self.link} is there" if self._told else first)
             write_atomic(self._known, str(self.number))
-        self._there = self._told = True
-        self._missing, self._reminder = None, 0.0
+        self._told, self._missing, self._reminder = True, None, 0.0
+
+    def _there(self) -> bool:
+        return self._told and self._missing is None
 
     def _note_missing(self, text: str, patience: float | None, then: str = "") -> None:
         """Say that the node waits, or raise an error after ``patience`` seconds; ``None``: there is no end."""
         now = time.monotonic()
-        self._there, self._missing = False, now if self._missing is None else self._missing
+        self._missing = now if self._missing is None else self._missing
         if patience is not None and now - self._missing >= patience:
             raise NodeError(f"{text}{then or f', for {patience:g} s'}")
         if now >= self._reminder:
