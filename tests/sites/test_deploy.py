@@ -555,6 +555,7 @@ USUAL = {"data": "../two", "key": "key", "link": "localhost:9443", "ca": "../ca.
         ({"wait": -1}, "wait = -1"),
         ({"log_level": "debug"}, "log_level = 'debug'"),
         ({"log_size": 0}, "log_size = 0"),
+        ({"roster": "absent"}, "roster = 'site/absent': no such folder"),
         ({"policy": "absent.toml"}, "policy = 'site/absent.toml': it cannot be read"),
         ({"policy": 3}, "policy = 3"),
         ({"policy": {"figure": {}}}, "policy = 'figure': did you mean 'figures'?"),
@@ -653,6 +654,16 @@ def test_options_that_go_act_as_before_and_say_where_they_went(here: Path, start
         "runs": {"rounds": 7, "split": False, "code": ["json"]}, "budget": {"epsilon": 8.0},
         "figures": {"columns": ["train_loss"], "noise": 20.0, "bound": 3.0},
     }  # fmt: skip
+
+
+def test_options_of_tables_that_go_act_as_before(here: Path, started: Callable[..., Any]) -> None:
+    (here / "a.csv").write_text("patient;age;ill\n" + "7;1,5;no\n8;2,5;yes\n" * 5)
+    old = ["--drop", "patient", "--decimal", ",", "--encoding=utf-8", "--drop-missing-labels", "--review"]
+    given, told = started(*NODE[2:], "--data", "a.csv", *old)
+    assert given["arguments"]["names"] == ["a"] and given["arguments"]["table"] == {
+        "read": {"decimal": ",", "encoding": "utf-8", "drop": ["patient"]}, "review": True, "drop_missing_labels": True,
+    }  # fmt: skip
+    assert told.count("the option goes in the next release") == 5 and "--review: write review = true in" in told
 
 
 @pytest.mark.parametrize(

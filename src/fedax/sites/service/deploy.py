@@ -224,6 +224,8 @@ def node(settings: NodeSettings, say: Say = print) -> None:
     for each in settings.policy.get("runs", {}).get("code", ()):
         say(f"may run here: {own.owned(each)}")
     if roster is not None:
+        if not roster.is_dir():
+            raise ConfigError("roster", str(roster), "no such folder; put KEY.pub of each node into it")
         certificates.make_node_key(key)
         known = Roster(roster, key)
         say(f"roster {known.digest}: secure sums with {', '.join(sorted(known.names.values()))}")
