@@ -1,5 +1,6 @@
 """The commands ``fedax deploy tables`` and ``fedax deploy review``: agree on one transform for the tables at nodes."""
 
+import itertools
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -114,9 +115,8 @@ def review(
             raise ConfigError("key", None, "give --key or --state of the node")
         state = key.with_name(f"{key.name}.state")
     if not state.is_dir():
-        raise ConfigError(
-            "state", str(state), "there is no such folder; the node makes it, with review = true in node.toml"
-        )
+        way_out = "there is no such folder; the node makes it, with review = true in node.toml"
+        raise ConfigError("state", str(state), way_out)
     if why and yes is not False:
         raise ConfigError("why", why, "this goes with --no")
     if yes is not None and not decide(state, yes, why):
@@ -135,10 +135,8 @@ def _fresh(target: Path, moved: bool) -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not moved:
             raise ConfigError("out", str(target), "it has to be new or empty; name another folder")
-        number = 1
-        while (aside := target.with_name(f"{target.name}-{number}")).exists():
-            number += 1
-        os.replace(target, aside)
+        others = (target.with_name(f"{target.name}-{number}") for number in itertools.count(1))
+        os.replace(target, aside := next(path for path in others if not path.exists()))
         echo(f"What was agreed the last time is in {aside} now.", err=True)
     if not target.absolute().parent.is_dir():
         raise ConfigError("out", str(target), "there is no such folder; make it first")
@@ -150,11 +148,9 @@ def _file(client: str, files: dict[str, str]) -> str:
     from fedax.files import slug
 
     if client not in files:
-        name = base = slug(client)
-        number = 2
-        while name in files.values():
-            name, number = f"{base}-{number}", number + 1
-        files[client] = name
+        base = slug(client)
+        names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
+        files[client] = next(name for name in names if name not in files.values())
     return files[client]
 
 
