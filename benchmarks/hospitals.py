@@ -18,6 +18,7 @@ import time
 
 import numpy as np
 import safetensors.numpy
+import tomli_w
 from sklearn.datasets import load_breast_cancer
 
 from fedax.experiments import read
@@ -101,9 +102,10 @@ def _open(typed: Typed, folder: pathlib.Path, address: str) -> None:
         for there in ("nodes", "link/nodes"):
             shutil.copy(folder / f"{name}.pub", folder / there)
     for name in NAMES:
-        more = ["--key", name, "--policy", "policy.toml", "--roster", "nodes"]
-        words = ["deploy", "node", "--link", address, "--ca", "link/ca.pem", "--data", f"tables/{name}.csv", *more]
-        typed.start(name, "this is node", *words)
+        settings = {"link": address, "ca": "link/ca.pem", "data": f"tables/{name}.csv", "key": name}
+        settings |= {"policy": "policy.toml", "roster": "nodes"}
+        (folder / f"{name}.toml").write_text(tomli_w.dumps(settings))
+        typed.start(name, "this is node", "deploy", "node", f"{name}.toml")
 
 
 def _row(typed: Typed, folder: pathlib.Path, address: str, noise: float, rounds: int) -> str:

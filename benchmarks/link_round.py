@@ -7,28 +7,23 @@ A link and nodes on this machine, with TLS and keys.
 
 import argparse
 import contextlib
+import json
 import os
 import platform
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from fedax.sites.protocol.messages import Message
 from fedax.sites.service import certificates, link
-from fedax.sites.service.processes import SupervisedProcess, free_port, options
+from fedax.sites.service.processes import SupervisedProcess, free_port
 from fedax.sites.service.transport import connect
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.deployed_rounds import cpu
-from tests.processes import wait_for
-
-
-def answering() -> Callable[[Message], Message]:
-    """The answering function of a node that returns what it is sent."""
-    return lambda message: message
+from tests.processes import options, wait_for
 
 
 def main() -> None:
@@ -38,7 +33,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=0, help="bytes of arrays, there and back")
     given = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1] / "tests" / "sites"), *sys.path])
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
         folder, port = Path(name), free_port()
         address, place = f"127.0.0.1:{port}", folder / "link"
@@ -47,8 +42,8 @@ def main() -> None:
         for k in range(given.nodes):
             certificates.make_node_key(folder / f"n{k}")
             (folder / f"n{k}.pub").rename(place / "nodes" / f"n{k}.pub")
-            node = options(link=address, ca=place / "ca.pem", key=folder / f"n{k}", state=folder / f"s{k}")
-            commands.append(SupervisedProcess("fedax.sites.service.node", [*node, "--factory=link_round:answering"]))
+            node = {"link": address, "ca": place / "ca.pem", "key": folder / f"n{k}", "state": folder / f"s{k}"}
+            commands.append(SupervisedProcess("echo", [json.dumps({**node, "arguments": {}}, default=str)]))
         for command in commands:
             ends.callback(command.stop)
             command.start()

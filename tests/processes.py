@@ -38,3 +38,16 @@ def is_running(process: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def options(**given: object) -> list[str]:
+    """Options of a command line; ``True`` stands for an option without a value.
+
+    Example:
+        >>> options(port=9443, log_level=True)
+        ['--port=9443', '--log-level']
+    """
+    return [
+        f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
+        for name, value in given.items()
+    ]

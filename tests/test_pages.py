@@ -72,10 +72,6 @@ LEFT_OUT = {
     "dask scheduler": "the same",
     "FEDAX_DATA=/data dask worker": "the same",
     "fedax deploy run experiment.toml --link": "over nodes that deploy.md starts: tests/engine/test_secure.py",
-    "fedax deploy node --link fed.example.org:9443 --data hospital-7 --key node7 --noise": "as deploy.md starts it; "
-    "its noise: tests/engine/test_remote.py",
-    "fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --roster": "needs other nodes' "
-    "keys: tests/sites/test_deploy.py",
     "fedax check mine.py:MyMethod": "tests/test_conformance.py has a method of its own",
     "useradd --system": "makes a user: tests/sites/test_it.py verifies the units",
     "python3 -m venv /opt/fedax": "installs; .ci/run does it",
@@ -103,6 +99,8 @@ SAVED = {
     ("data", '[data]\nname = "csv"'): "hospitals.toml",
     ("experiments", '[data]\nname = "digits"'): "experiment.toml",
     ("secure-aggregation", "[data]"): "experiment.toml",
+    ("deploy", "link ="): "node.toml",
+    ("it", "link ="): "node7.toml",
     ("privacy", 'name = "private"'): "experiment.toml",
     ("time", 'name = "slow-clients"'): "experiment.toml",
     ("asynchronous", 'name = "without-waiting"'): "experiment.toml",
@@ -161,7 +159,7 @@ class Reader:
             elif any(block.startswith(start) for start in LEFT_OUT):
                 self.did += [start for start in LEFT_OUT if block.startswith(start)]
             elif name := next((SAVED[key] for key in SAVED if key[0] == self.page and block.startswith(key[1])), None):
-                pathlib.Path(name).write_text(block, encoding="utf-8")
+                pathlib.Path(name).write_text(self.here(block), encoding="utf-8")
                 if command := IN_TEXT.get((self.page, name)):
                     self.type(command)
             elif language == "python":
@@ -174,16 +172,14 @@ class Reader:
         if left := [start for start in LEFT_OUT if line.startswith(start)]:
             self.did += left
             return
-        for old, new in CHANGED.items():
-            line = line.replace(old, new.format(port=self.port, page=self.page_port))
-        line = line.replace("fedax deploy status", f"fedax deploy status --link 127.0.0.1:{self.port}")
+        line = self.here(line).replace("fedax deploy status", f"fedax deploy status --link 127.0.0.1:{self.port}")
         if " --page" in line:
             self.start("page", words(line))
             return self.wait("page", ("Ctrl-C",))
         if line.startswith("fedax deploy link --"):
             self.start("link", words(line))
             return self.wait("link", ("is ready",))
-        if line.startswith("fedax deploy node --"):
+        if line.startswith("fedax deploy node ") and not line.startswith("fedax deploy node status"):
             return self.site(line)
         if line.startswith("fedax data") and "hospital-7.csv" in line:
             for k in (7, 8, 9):
@@ -195,6 +191,12 @@ class Reader:
             subprocess.run(["bash", "-ec", line], check=True, cwd=self.folder)
             if line.startswith("cp node7.pub"):
                 self.wait("link", ("node node7 is",))
+
+    def here(self, text: str) -> str:
+        """A text with the ports of this reader."""
+        for old, new in CHANGED.items():
+            text = text.replace(old, new.format(port=self.port, page=self.page_port))
+        return text
 
     def run(self, arguments: list[str]) -> None:
         """A command that ends."""

@@ -215,7 +215,7 @@ def test_no_error_says_what_is_in_the_table(folder, tmp_path):
 WRONG = {
     "no label column": ("age,ward\n1,A\n2,B\n", r"client 'bad': its table has no such column \(column = 'ill'\)"),
     "a column less": ("age,ill\n1,no\n2,yes\n", "bad: it has no column 'ward', which hospital-7 has"),
-    "a gap in the label": ("age,ward,ill\n1,A,no\n2,B,\n", "client 'bad': a row has no label; .*--drop-missing-labels"),
+    "a gap in the label": ("age,ward,ill\n1,A,no\n2,B,\n", "client 'bad': a row has no label; .*drop_missing_labels"),
     "the same name": ("name", "client 'hospital-7' is at two nodes"),
 }
 

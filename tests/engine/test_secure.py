@@ -348,7 +348,7 @@ def test_a_node_that_is_almost_alone_in_a_sum():
 
 
 def test_a_node_without_a_roster():
-    with pytest.raises(fedax.NodeError, match=r"secure .*keys of the other .*--roster"):
+    with pytest.raises(fedax.NodeError, match=r"secure .*keys of the other .*roster"):
         run(transport=Here(here.sites(DATA, NODES)))
 
 

@@ -29,6 +29,7 @@ from fedax.experiments.defaults import comparison
 from fedax.experiments.following import Runs
 from fedax.experiments.study import read_study
 from fedax.sites.protocol.policy import Policy
+from fedax.sites.service.deploy import NodeSettings
 from tests.experiments import run_cli
 from tests.test_pages import SAVED
 
@@ -338,7 +339,7 @@ def test_help_says_all_that_is_written(group, name, command):
     for line in inspect.getdoc(command).splitlines():
         assert " ".join(line.strip("\b").split()) in help_text, line
     hints = get_type_hints(command, include_extras=True).values()
-    for each in (each for hint in hints for each in getattr(hint, "__metadata__", ())):
+    for each in (each for hint in hints for each in getattr(hint, "__metadata__", ()) if not each.hidden):
         assert " ".join(each.help.split()) in help_text, each.help
 
 
@@ -486,8 +487,13 @@ def test_configurations_in_the_docs_can_be_run(page, here):
             (here / "study.toml").write_text(piece)
             assert [*read_study("study.toml").jobs()]
             continue
-        if "[updates]" in piece:  # the rules of a node's owner
+        if "[updates]" in piece or piece.startswith("[figures]"):  # the rules of a node's owner
             assert Policy.of(tomllib.loads(piece)).noised
+            continue
+        if piece.startswith("link ="):  # a node.toml
+            (here / "policy.toml").touch()
+            (here / "node.toml").write_text(piece)
+            assert NodeSettings.read(here / "node.toml", {}, {}).link == "fed.example.org:9443"
             continue
         tables = (tables if "methods" in tables else {}) | tomllib.loads(piece)
         if any(page.stem == name and piece.startswith(start) for name, start in SAVED):

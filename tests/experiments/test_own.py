@@ -219,7 +219,7 @@ def test_nodes_run_what_their_owner_allows_and_is_the_servers(here):
     experiment = build(tomllib.loads(CONFIG), allow_code=True)
     table = json.loads(json.dumps(experiment.problem("FedAvgEMA")))
     assert table["code"] == {"mine.py": DIGEST}
-    with pytest.raises(NodeError, match=r"mine.py \(sha256 .*not allowed it; .* --allow-code"):
+    with pytest.raises(NodeError, match=r"mine.py \(sha256 .*not allowed it; .* runs.code = \['mine.py'\]"):
         problem_of(table)
     (here / "at-node").mkdir()
     file = here / "at-node" / "mine.py"

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 from safetensors.numpy import load_file
 
 from fedax.columns import TIME, TRAFFIC
 from fedax.data import FederatedData
 from fedax.experiments import build, execute, new_folder
 from fedax.sites.service import certificates, link, processes
-from tests.processes import SOON, children, is_running, wait_for
+from tests.processes import SOON, children, is_running, options, wait_for
 
 PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
 TIMES = ("seconds", "sha256", TIME, *TRAFFIC)  # the columns in which two equal runs may differ
@@ -68,14 +69,16 @@ class Federation:
 
     def start_link(self) -> None:
         """``fedax deploy link``."""
-        self.start("link", "link", *processes.options(folder=self.link, port=self.port, bind="127.0.0.1"))
+        self.start("link", "link", *options(folder=self.link, port=self.port, bind="127.0.0.1"))
 
-    def start_node(self, name: str, *more: str, variables: Mapping[str, str] | None = None, **given: Any) -> None:
-        """``fedax deploy node``."""
-        usual = {"link": self.address, "ca": self.folder / f"{name}.ca", "key": self.folder / name}
-        usual |= {"data": self.folder / f"{name}.data", "clients": ",".join(self.places.get(name, [name]))}
-        usual |= {"roster": self.link / "nodes"} if name in self.places else {}
-        self.start(name, "node", *processes.options(**(usual | given)), *more, **(variables or {}))
+    def start_node(self, name: str, variables: Mapping[str, str] | None = None, **given: Any) -> None:
+        """``fedax deploy node``, with a file of its settings."""
+        settings = {"link": self.address, "ca": f"{name}.ca", "key": name, "data": f"{name}.data"}
+        settings |= {"clients": self.places.get(name, [name])} | given
+        if name in self.places:
+            settings["roster"] = "link/nodes"
+        (self.folder / f"{name}.toml").write_text(tomli_w.dumps(settings))
+        self.start(name, "node", f"{name}.toml", **(variables or {}))
 
     def start_all(self) -> None:
         """The link and the nodes."""
@@ -87,7 +90,7 @@ class Federation:
     def arguments(self, out: Path, *more: str, nodes: int | None = None) -> list[str]:
         """The arguments of ``deploy run``."""
         nodes = len(self.places) if nodes is None else nodes
-        given = processes.options(link=self.address, folder=self.link, test=self.folder / "test", out=out, nodes=nodes)
+        given = options(link=self.address, folder=self.link, test=self.folder / "test", out=out, nodes=nodes)
         return ["run", str(self.config), *given, *more]
 
     def start_run(self, out: Path, *more: str) -> subprocess.Popen[bytes]:

@@ -23,6 +23,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs pip install 'fedax[deploy]'")
 
 import safetensors.numpy
+import tomli_w
 
 import fedax
 from fedax import _start
@@ -33,9 +34,10 @@ from fedax.experiments import read, runner
 from fedax.sites.protocol.agreement import Agreement
 from fedax.sites.protocol.messages import heads_of
 from fedax.sites.protocol.remote import Remote
-from fedax.sites.service import certificates, messages, processes, status, transport
+from fedax.sites.service import certificates, messages, node, processes, status, transport
 from tests import long
 from tests.experiments import run_cli
+from tests.processes import options
 
 from .. import LAST_BITS
 from .federation import PLACES, SOON, Federation, children, dying, rows_of, same_models, same_rows, wait_for
@@ -328,9 +330,9 @@ def test_a_method_for_all_clients_does_not_go_on_without_one(
 def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[Path, Seen]) -> None:
     federation.commands["n1"].terminate()
     assert federation.commands["n1"].wait() == 0
-    limits = {"columns": "train_loss", "max_rounds": 2}
+    policy = {"figures": {"columns": ["train_loss"]}, "runs": {"rounds": 2}}
     told = federation.output("n1").count("this is node")
-    federation.start_node("n1", data=federation.folder / "n0.data", **limits)
+    federation.start_node("n1", data="n0.data", policy=policy)
     wait_for(lambda: federation.output("n1").count("this is node") > told)
     for k, (more, text) in enumerate((
         ([], r"clients? '1': .*runs.rounds = 2"),
@@ -435,6 +437,8 @@ def _has_none(content: bytes, secrets: dict[str, bytes]) -> None:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    for name in ("LEVEL", "SIZE", "KEEP"):
+        monkeypatch.delenv(f"FEDAX_LOG_{name}", raising=False)
     (tmp_path / "tiny.toml").write_text(CONFIG)
     (tmp_path / "nodes.toml").write_text(re.sub("data = .*", 'data = {name = "nodes"}', CONFIG))
     (tmp_path / "empty").mkdir()
@@ -488,7 +492,7 @@ def test_a_link_listens_at_addresses_of_ipv6_too(bind, reached, tmp_path):
         sys.executable,
         "-m",
         "fedax.sites.service.link",
-        *processes.options(folder=tmp_path / "link", port=port),
+        *options(folder=tmp_path / "link", port=port),
     ]
     command += [] if bind is None else [f"--bind={bind}"]
     address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
@@ -512,10 +516,6 @@ RUN = ["deploy", "run", "tiny.toml", "--link"]
         ([*NODE, "--data", "two", "--ca", "absent.pem"], "ca = 'absent.pem': no such file"),
         ([*NODE, "--data", "absent"], "absent"),
         ([*NODE, "--data", "empty"], "empty"),
-        ([*NODE, "--data", "two", "--clients", "a"], "there are 2 clients in two"),
-        ([*NODE, "--data", "two", "--clients", "a,a"], "there are 2 clients in two"),
-        ([*NODE, "--data", "two", "--clients", "a,"], "give each"),
-        ([*NODE, "--data", "two", "--test", "absent"], "absent"),
         ([*NODE, "--data", "two", "--link", "nowhere"], "give HOST:PORT"),
         ([*NODE, "--data", "two", "--key", "tiny.toml"], "no private key"),
         ([*RUN, "localhost:9443"], "folder = 'link': it has no ca.pem"),
@@ -530,6 +530,164 @@ RUN = ["deploy", "run", "tiny.toml", "--link"]
 )
 def test_bad_input_is_exit_code_2_and_one_line(here: Path, arguments: list[str], message: str) -> None:
     refused(here, arguments, message)
+
+
+USUAL = {"data": "../two", "key": "key", "link": "localhost:9443", "ca": "../ca.pem"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": "absent"}, "site/absent"),
+        ({"data": None}, "data = None: this is missing; give --data, or data in node.toml"),
+        ({"data": 3}, "data = 3: "),
+        ({"ca": None}, "ca = 'site/ca.pem': no such file"),
+        ({"socket": "s"}, "give --link, or --socket"),
+        ({"clients": ["a"]}, "there are 2 clients in site/../two"),
+        ({"clients": ["a", "a"]}, "there are 2 clients in site/../two"),
+        ({"clients": ["a", " "]}, "give each"),
+        ({"clients": "a,b"}, "clients = 'a,b'"),
+        ({"clients": ["a", 2]}, "clients[1] = 2"),
+        ({"client": ["a"]}, "site/node.toml = 'client': did you mean 'clients'? There are: ca, clients, "),
+        ({"test": "absent"}, "site/absent"),
+        ({"review": "no"}, "review = 'no'"),
+        ({"review": True}, "review = True: this is for tables"),
+        ({"wait": -1}, "wait = -1"),
+        ({"log_level": "debug"}, "log_level = 'debug'"),
+        ({"log_size": 0}, "log_size = 0"),
+        ({"roster": "absent"}, "roster = 'site/absent': no such folder"),
+        ({"policy": "absent.toml"}, "policy = 'site/absent.toml': it cannot be read"),
+        ({"policy": 3}, "policy = 3"),
+        ({"policy": {"figure": {}}}, "policy = 'figure': did you mean 'figures'?"),
+        ({"policy": {"runs": {"rounds": 0}}}, "runs.rounds = 0"),
+        ({"policy": {"runs": {"code": "mine.py"}}}, "runs.code = 'mine.py': give a list"),
+        ({"policy": {"runs": {"code": ["mine.py"]}}}, "'site/mine.py': there is no such file"),
+    ],
+)
+def test_bad_settings_of_a_node_are_one_line(here: Path, settings: dict[str, Any], message: str) -> None:
+    (here / "site").mkdir()
+    given = {name: value for name, value in (USUAL | settings).items() if value is not None}
+    (here / "site" / "node.toml").write_text(tomli_w.dumps(given))
+    refused(here, ["deploy", "node", "site/node.toml"], message)
+
+
+def test_a_file_that_is_no_toml(here: Path) -> None:
+    refused(here, ["deploy", "node", "absent.toml"], "file = 'absent.toml': it cannot be read")
+    refused(here, ["deploy", "node", "ca.pem"], "file = 'ca.pem': it cannot be read")
+
+
+@pytest.fixture
+def started(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Any], str]]:
+    """``started(*arguments)``: with which arguments a node runs, and what was told on stderr."""
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(node, "run", lambda **given: calls.append(given))
+
+    def start(*arguments: str) -> tuple[dict[str, Any], str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "environ", os.environ.copy())
+            result = run_cli("deploy", "node", *arguments)
+            calls[-1]["logs"] = [os.environ.get(f"FEDAX_LOG_{name}") for name in ("LEVEL", "SIZE", "KEEP")]
+        assert result.exit_code == 0, result.output
+        return calls[-1], result.stderr
+
+    return start
+
+
+def test_the_six_options_count_more_than_the_file(here: Path, started: Callable[..., Any]) -> None:
+    (here / "site").mkdir()
+    (here / "policy.toml").write_text("runs = {rounds = 3}")
+    settings = USUAL | {"clients": ["a", "b"], "wait": 5, "log_keep": 2, "policy": {"sums": {"clients": 2}}}
+    (here / "site" / "node.toml").write_text(tomli_w.dumps(settings))
+    given, told = started("site/node.toml")
+    assert not told and given["link"] == "localhost:9443" and given["wait"] == 5 and given["logs"][2] == "2"
+    assert given["key"] == Path("site/key") and given["ca"] == Path("site/../ca.pem")
+    assert given["state"] == Path("site/key.state") and given["arguments"]["data"] == Path("site/../two")
+    assert given["arguments"]["names"] == ["a", "b"] and given["arguments"]["policy"] == {"sums": {"clients": 2}}
+    more = ["--key", "other", "--link", "a.example:1", "--policy", "policy.toml", "--ca", "ca.pem", "--data", "two"]
+    given, told = started("site/node.toml", *more)
+    assert not told and given["link"] == "a.example:1" and given["ca"] == Path("ca.pem")
+    assert given["key"] == Path("other") and given["state"] == Path("other.state")
+    assert given["arguments"]["data"] == Path("two") and given["arguments"]["policy"] == {"runs": {"rounds": 3}}
+    given, told = started("--data", "two", "--key", "key", "--socket", "node.sock")
+    assert given["link"] == Path("node.sock") and given["arguments"]["names"] == ["key-0", "key-1"]
+
+
+def test_code_is_a_rule_and_its_files_are_beside_the_policy(here: Path, started: Callable[..., Any]) -> None:
+    (here / "rules").mkdir()
+    for place in (here, here / "rules"):
+        (place / "mine.py").touch()
+    (here / "rules" / "policy.toml").write_text('[runs]\ncode = ["mine.py", "json"]\n')
+    (here / "node.toml").write_text(
+        tomli_w.dumps(USUAL | {"data": "two", "ca": "ca.pem", "policy": "rules/policy.toml"})
+    )
+    given, _ = started("node.toml")
+    assert given["arguments"]["policy"] == {"runs": {"code": ["rules/mine.py", "json"]}}
+    given, told = started("node.toml", "--allow-code", "mine.py")
+    assert given["arguments"]["policy"] == {"runs": {"code": ["rules/mine.py", "json", "mine.py"]}}
+    assert told.startswith('--allow-code: write runs.code = ["mine.py"] in the policy')
+
+
+def test_options_that_go_act_as_before_and_say_where_they_went(here: Path, started: Callable[..., Any]) -> None:
+    shutil.copytree(here / "two", here / "held")
+    certificates.make_node_key(here / "key")
+    (here / "nodes").mkdir()
+    shutil.copy(here / "key.pub", here / "nodes")
+    old = {
+        "--clients=a, b": 'clients = ["a", "b"]', "--test=held": 'test = "held"', "--val=held": 'val = "held"',
+        "--roster=nodes": 'roster = "nodes"', "--state=s": 'state = "s"', "--wait=9": "wait = 9.0",
+        "--log-level=info": 'log_level = "info"', "--log-size=3": "log_size = 3.0", "--log-keep=4": "log_keep = 4",
+        "--columns=train_loss": 'figures.columns = ["train_loss"]', "--max-rounds=7": "runs.rounds = 7",
+        "--noise=20": "figures.noise = 20.0", "--bound=3": "figures.bound = 3.0", "--epsilon=8": "budget.epsilon = 8.0",
+        "--no-split": "runs.split = false", "--allow-code=json": 'runs.code = ["json"]',
+    }  # fmt: skip
+    given, told = started(*NODE[2:], "--data", "two", *old)
+    for option, line in old.items():
+        name = option.partition("=")[0].replace("--no-", "--")
+        where = "the policy" if "." in line.partition(" = ")[0] else "node.toml"
+        assert f"{name}: write {line} in {where}; the option goes in the next release\n" in told
+    assert told.count("\n") == len(old)
+    arguments = given.pop("arguments")
+    assert arguments["names"] == ["a", "b"] and arguments["test"] == arguments["val"] == Path("held")
+    assert arguments["roster"] == (Path("nodes"), Path("key")) and given["state"] == Path("s")
+    assert given["wait"] == 9 and given["logs"] == ["info", "3.0", "4"]
+    assert arguments["policy"] == {
+        "runs": {"rounds": 7, "split": False, "code": ["json"]}, "budget": {"epsilon": 8.0},
+        "figures": {"columns": ["train_loss"], "noise": 20.0, "bound": 3.0},
+    }  # fmt: skip
+
+
+def test_options_of_tables_that_go_act_as_before(here: Path, started: Callable[..., Any]) -> None:
+    (here / "a.csv").write_text("patient;age;ill\n" + "7;1,5;no\n8;2,5;yes\n" * 5)
+    old = ["--drop", "patient", "--decimal", ",", "--encoding=utf-8", "--drop-missing-labels", "--review"]
+    given, told = started(*NODE[2:], "--data", "a.csv", *old)
+    assert given["arguments"]["names"] == ["a"] and given["arguments"]["table"] == {
+        "read": {"decimal": ",", "encoding": "utf-8", "drop": ["patient"]}, "review": True, "drop_missing_labels": True,
+    }  # fmt: skip
+    assert told.count("the option goes in the next release") == 5 and "--review: write review = true in" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--noise", "much"], "--noise"),
+        (["--max-rounds"], "--max-rounds"),
+        (["--colums", "a"], "No such option"),
+        (["--noise", "2", "--policy", "policy.toml"], "figures.noise = 2.0: all rules"),
+    ],
+)
+def test_options_that_cannot_be(here: Path, arguments: list[str], message: str) -> None:
+    (here / "policy.toml").touch()
+    result = run_cli(*NODE, "--data", "two", *arguments)
+    assert result.exit_code == 2 and message in result.stderr, result.output
+
+
+def test_the_environment_says_how_logs_are_kept(
+    here: Path, started: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDAX_LOG_SIZE", "2.5")
+    assert started(*NODE[2:], "--data", "two")[0]["logs"] == ["warning", "2.5", "5"]
+    monkeypatch.setenv("FEDAX_LOG_SIZE", "large")
+    refused(here, [*NODE, "--data", "two"], "log_size = 'large'")
 
 
 def test_a_port_that_is_taken(here: Path) -> None:

@@ -27,7 +27,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     try:
         made.start_link()
         for name in PLACES:
-            made.start_node(name, policy=policy)
+            made.start_node(name, policy=policy.name)
         wait_for(lambda: all("this is node" in made.output(name) for name in PLACES))
         yield made
     finally:

@@ -60,9 +60,7 @@ def at_socket(path: Path) -> Iterator[node.Worker]:
 
     def watch() -> None:
         while not over.wait(0.02):
-            worker.process.ended()
-            if worker.process.due:
-                worker.process.start()
+            worker.process.keep()
 
     door.start()
     watcher = Thread(target=watch, daemon=True)
@@ -267,12 +265,12 @@ def test_a_run_by_flower_is_the_simulation(tmp_path: Path, modules: None) -> Non
     (tmp_path / "home" / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{link}"\ninsecure = true\n'
     )
+    (tmp_path / "node.toml").write_text('socket = "n0.sock"\ndata = "n0"\nkey = "key"\nclients = ["0", "1"]\n')
     configs = [f'socket="{socket}"', f'data="{tmp_path / "n1"}" clients="2,3"']
     supernode = ["flower-supernode", "--insecure", f"--superlink=127.0.0.1:{link}", "--node-config"]
     commands = [
         ["flower-superlink", "--insecure", "--host=127.0.0.1", f"--port={link}"],
-        ["fedax", "deploy", "node", f"--socket={socket}", f"--data={tmp_path / 'n0'}", f"--key={tmp_path / 'key'}",
-         "--clients=0,1"],
+        ["fedax", "deploy", "node", str(tmp_path / "node.toml")],
         *([*supernode, config, f"--port={processes.free_port()}"] for config in configs),
     ]  # fmt: skip
     started = []

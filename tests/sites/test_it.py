@@ -53,7 +53,7 @@ def test_the_log_of_a_process_is_rotated_while_it_writes(tmp_path: Path, monkeyp
     try:
 
         def turned() -> bool:
-            process.ended()
+            process.keep()
             return (tmp_path / "chatty.log.2").exists() and log.stat().st_size > 0
 
         wait_for(turned)

@@ -1,6 +1,7 @@
 """Real processes on this machine: a link, two nodes with an echo worker, and the transport, with TLS and keys."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -30,6 +31,7 @@ from fedax.sites.service import node as nodes
 from fedax.sites.service.letters import Letter
 from fedax.sites.service.signature import number_of
 from tests import long
+from tests.processes import options
 
 from .federation import SOON, children, is_running, wait_for
 
@@ -45,10 +47,10 @@ class Network:
         self.address, self.link = f"127.0.0.1:{self.port}", folder / "link"
         self.ca = self.link / "ca.pem"
 
-    def start(self, name: str, module: str, **given: Any) -> subprocess.Popen[bytes]:
+    def start(self, name: str, module: str, *given: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.txt").open("ab") as output:
             self.commands[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *processes.options(**given)],
+                [sys.executable, "-u", "-m", module, *given],
                 stdout=output,
                 stderr=output,
                 env={**os.environ, "PYTHONPATH": PATH},
@@ -56,17 +58,17 @@ class Network:
         return self.commands[name]
 
     def start_link(self) -> None:
-        self.start("link", "fedax.sites.service.link", folder=self.link, port=self.port, bind="127.0.0.1")
+        given = options(folder=self.link, port=self.port, bind="127.0.0.1")
+        self.start("link", "fedax.sites.service.link", *given)
 
     def of_node(self, name: str, **given: Any) -> dict[str, Any]:
         """The arguments of a node, but for those of its worker."""
         values = {"link": self.address, "ca": self.ca, "key": self.folder / name}
-        return {**values, "state": self.folder / f"{name}.state", "factory": "echo:make", **given}
+        return {**values, "state": self.folder / f"{name}.state", **given}
 
     def start_node(self, name: str, **given: Any) -> subprocess.Popen[bytes]:
-        return self.start(
-            name, "fedax.sites.service.node", arguments=f'{{"name": "{name}"}}', **self.of_node(name, **given)
-        )
+        settings = self.of_node(name, **given) | {"arguments": {"name": name}}
+        return self.start(name, "echo", json.dumps(settings, default=str))
 
     def number(self, name: str) -> int:
         return int((self.folder / f"{name}.state" / "number").read_text())
@@ -274,7 +276,7 @@ def test_a_second_node_with_the_same_key_is_refused(network: Network, monkeypatc
     monkeypatch.setattr(nodes, "_TAKEN", 1.0)
     monkeypatch.setenv("PYTHONPATH", PATH)
     with pytest.raises(NodeError, match=r"another node with the key .*n0 is at the link .*: end it, or give"):
-        nodes.run(**network.of_node("second", key=network.folder / "n0"), arguments={})
+        nodes.run(**network.of_node("second", key=network.folder / "n0"), factory="echo:make", arguments={})
     with network.connect() as made:
         assert answers(made, {network.number("n0"): Message({})})[network.number("n0")].head["name"] == "n0"
 
@@ -296,7 +298,7 @@ def test_a_node_that_cannot_work(network: Network, tmp_path: Path, monkeypatch: 
             works.start()
             try:
                 with pytest.raises(FedaxError, match=line):
-                    nodes.run(**network.of_node(name, **given), arguments={"name": name})
+                    nodes.run(**network.of_node(name, **given), factory="echo:make", arguments={"name": name})
             finally:
                 works.cancel()
 
@@ -411,9 +413,7 @@ def test_behind_a_proxy_that_ends_tls(network: Network, tmp_path: Path) -> None:
     ca.write_text(network.ca.read_text() + only)
     certificates.make_node_key(tmp_path / "far")
     with ending_tls(proxys, network) as (address, seen):
-        network.start(
-            "far", "fedax.sites.service.node", **network.of_node("far", link=address, ca=ca, key=tmp_path / "far")
-        )
+        network.start_node("far", link=address, ca=ca, key=tmp_path / "far")
         try:
             shutil.copy(tmp_path / "far.pub", network.link / "nodes" / "far.pub")
             wait_for(lambda: "this is node" in network.output("far"))

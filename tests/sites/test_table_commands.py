@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pandas
 import pytest
+import tomli_w
 
 pytest.importorskip("starlette", reason="needs pip install 'fedax[deploy]'")
 
@@ -36,32 +37,39 @@ def output_of(*arguments, code=0):
 
 
 BAD = {
-    "Latin-1": ("age,name\n1,José\n".encode("latin-1"), ["--encoding", "utf-8"], "--encoding latin-1"),
-    "no rows": (b"age,ill\n", [], "it has no rows below the names of columns"),
-    "empty": (b"", [], "the file is empty"),
-    "two of one name": (b"age,age\n1,2\n", [], "two columns are called 'age'"),
-    "nothing is left": (b"age\n1\n", ["--drop", "age"], "no column is left"),
-    "no such column": (b"age,ill\n1,no\n", ["--drop", "agee"], "drop: there is no column 'agee'"),
-    "decimal": (b"age\n1\n", ["--decimal", ";"], "decimal = ';'"),
-    "encoding": (b"age\n1\n", ["--encoding", "latin-99"], "encoding = 'latin-99'"),
-    "two names": (b"age\n1\n", ["--clients", "a,b"], "there are 1 clients in bad.csv"),
-    "held out": (b"age\n1\n", ["--test", "bad.csv"], "rows of a table are held out by [data.split]"),
+    "Latin-1": ("age,name\n1,José\n".encode("latin-1"), {"encoding": "utf-8"}, "latin-1"),
+    "no rows": (b"age,ill\n", {}, "it has no rows below the names of columns"),
+    "empty": (b"", {}, "the file is empty"),
+    "two of one name": (b"age,age\n1,2\n", {}, "two columns are called 'age'"),
+    "nothing is left": (b"age\n1\n", {"drop": ["age"]}, "no column is left"),
+    "no such column": (b"age,ill\n1,no\n", {"drop": ["agee"]}, "drop: there is no column 'agee'"),
+    "decimal": (b"age\n1\n", {"decimal": ";"}, "decimal = ';'"),
+    "encoding": (b"age\n1\n", {"encoding": "latin-99"}, "encoding = 'latin-99'"),
+    "two names": (b"age\n1\n", {"clients": ["a", "b"]}, "there are 1 clients in bad.csv"),
+    "held out": (b"age\n1\n", {"test": "bad.csv"}, "rows of a table are held out by [data.split]"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_table_is_one_error_before_anything_starts(name):
-    content, options, message = BAD[name]
+    content, settings, message = BAD[name]
     pathlib.Path("bad.csv").write_bytes(content)
-    output = output_of("node", "--link", "127.0.0.1:1", "--data", "bad.csv", "--key", "key", *options, code=2)
+    output = output_of("node", settings_of(data="bad.csv", **settings), code=2)
     assert output.startswith("error: ") and message in output and output.count("\n") == 1
-    assert {path.name for path in pathlib.Path().iterdir()} == {"a.csv", "bad.csv", "ca.pem"}
+    assert {path.name for path in pathlib.Path().iterdir()} == {"a.csv", "bad.csv", "ca.pem", "node.toml"}
 
 
-def test_options_of_tables_are_not_for_folders():
+def settings_of(**settings):
+    """A file with the settings of a node."""
+    given = {"link": "127.0.0.1:1", "key": "key"} | settings
+    pathlib.Path("node.toml").write_text(tomli_w.dumps(given))
+    return "node.toml"
+
+
+def test_settings_of_tables_are_not_for_folders():
     fedax.FederatedData({"x": np.zeros((2, 1)), "y": np.zeros(2, int)}, sizes=[2]).save("arrays")
-    for option in (["--review"], ["--drop", "x"], ["--encoding", "latin-1"], ["--drop-missing-labels"]):
-        output = output_of("node", "--link", "127.0.0.1:1", "--data", "arrays", "--key", "key", *option, code=2)
+    for setting in ({"review": True}, {"drop": ["x"]}, {"encoding": "latin-1"}, {"drop_missing_labels": True}):
+        output = output_of("node", settings_of(data="arrays", **setting), code=2)
         assert "and arrays is a folder of arrays" in output
     assert not pathlib.Path("key").exists()
 

@@ -89,6 +89,11 @@ def echo(text: object, err: bool = False, nl: bool = True) -> None:
     typer.echo(str(text).translate(UNSEEN), err=err, nl=nl)
 
 
+def say(text: object) -> None:
+    """Print a text as :func:`echo` does, on stderr."""
+    echo(text, err=True)
+
+
 def output_fails() -> bool:
     """Whether nobody gets the output: a command that does nothing but show something ends then."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)

@@ -1,51 +1,35 @@
 """The commands ``fedax deploy``: the link, the nodes of sites, and runs over them."""
 
+import argparse
+import json
 import os
-import pathlib
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 import typer.core
+from typer import Argument, Option
 
 from fedax._start import share_gpu
 from fedax.cli import status, tables
-from fedax.cli.console import echo
+from fedax.cli.console import echo, say
 from fedax.cli.running import AllowCode, Out, Resume, Set, carry_out, finish, read_config
 
-if TYPE_CHECKING:
-    pass
-
-Timeout = Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How long to wait for the answer of a node.")]
-Link = Annotated[str, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)]
-LogLevel = Annotated[
-    str, typer.Option(envvar="FEDAX_LOG_LEVEL", metavar="error|warning|info", help="What is written to the logs.")
-]
-LogSize = Annotated[
-    float, typer.Option(envvar="FEDAX_LOG_SIZE", min=0.01, metavar="MB", help="At this size a log is begun anew.")
-]
-LogKeep = Annotated[int, typer.Option(envvar="FEDAX_LOG_KEEP", min=1, help="How many older logs are kept.")]
-
-
-def _set_logs(level: str, size: float, keep: int) -> None:
-    """Tell the processes that are started from here how to keep logs."""
-    from fedax.errors import ConfigError
-
-    if level not in ("error", "warning", "info"):
-        raise ConfigError("log_level", level, "give error, warning or info")
-    os.environ.update(FEDAX_LOG_LEVEL=level, FEDAX_LOG_SIZE=str(size), FEDAX_LOG_KEEP=str(keep))
+Config = Annotated[str, Argument(help="Configuration: a TOML file, or a recipe.")]
+Timeout = Annotated[float, Option(min=1.0, metavar="SECONDS", help="How long to wait for the answer of a node.")]
 
 
 def deploy_local(
-    config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
-    nodes: Annotated[int, typer.Option(min=1, help="How many nodes the clients are dealt to.")] = 3,
+    config: Config,
+    nodes: Annotated[int, Option(min=1, help="How many nodes the clients are dealt to.")] = 3,
     out: Out = None,
     settings: Set = None,
     resume: Resume = False,
     allow_code: AllowCode = False,
     timeout: Timeout = 600.0,
-    ray: Annotated[bool, typer.Option("--ray", help="Gone: Flower starts its simulation by flwr run.")] = False,
+    ray: Annotated[bool, Option("--ray", hidden=True)] = False,
 ) -> None:
     """Try a deployment on this machine: the link and the nodes are processes here.
 
@@ -67,31 +51,29 @@ def deploy_local(
     if ray:
         raise ConfigError("ray", True, "Flower simulates clients on Ray, and is started by its own command: flwr run")
     share_gpu()  # with the nodes
-    tables, code = read_config(config, settings, allow_code)
-    experiment = local.measured(build(tables, allow_code=code))
-    local.check_local(experiment, nodes)
-    say = lambda line: echo(line, err=True)  # noqa: E731
+    given, code = read_config(config, settings, allow_code)
+    experiment = local.prepared(build(given, allow_code=code), nodes)
     start = lambda ready, folder: local.local_deployment(ready, folder, nodes, timeout, say)  # noqa: E731
     finish(carry_out(experiment, out, resume, "deploy local", start))
 
 
 def deploy_link(
-    folder: Annotated[pathlib.Path, typer.Option(help="For certificates and keys.")] = pathlib.Path("link"),
+    folder: Annotated[Path, Option(help="For certificates and keys.")] = Path("link"),
     host: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A name or address by which nodes reach this machine; may be repeated.", show_default="its own name"
-        ),
+        Option(help="A name or address by which nodes reach it; may be repeated.", show_default="its own name"),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port that nodes reach.")] = 9443,
-    bind: Annotated[
-        str | None, typer.Option(help="The address of this machine to listen at.", show_default="all")
-    ] = None,
-    connections: Annotated[int, typer.Option(min=1, help="How many connections there may be at a time.")] = 512,
-    connections_each: Annotated[int, typer.Option(min=1, help="The same, from one address.")] = 128,
-    log_level: LogLevel = "warning",
-    log_size: LogSize = 10.0,
-    log_keep: LogKeep = 5,
+    port: Annotated[int, Option(min=1, max=65535, help="The port that nodes reach.")] = 9443,
+    bind: Annotated[str | None, Option(help="The address of this machine to listen at.", show_default="all")] = None,
+    connections: Annotated[int, Option(min=1, help="How many connections there may be at a time.")] = 512,
+    connections_each: Annotated[int, Option(min=1, help="The same, from one address.")] = 128,
+    log_level: Annotated[
+        str, Option(envvar="FEDAX_LOG_LEVEL", metavar="error|warning|info", help="What is written to the logs.")
+    ] = "warning",
+    log_size: Annotated[
+        float, Option(envvar="FEDAX_LOG_SIZE", min=0.01, metavar="MB", help="At this size a log is begun anew.")
+    ] = 10.0,
+    log_keep: Annotated[int, Option(envvar="FEDAX_LOG_KEEP", min=1, help="How many older logs are kept.")] = 5,
 ) -> None:
     """Run the link, where nodes and runs meet, until Ctrl-C.
 
@@ -105,21 +87,22 @@ def deploy_link(
     """
     import socket
 
+    from fedax.errors import ConfigError
     from fedax.sites.service import require
 
     require()
     from fedax.sites.service import link as links
 
-    _set_logs(log_level, log_size, log_keep)
+    if log_level not in ("error", "warning", "info"):
+        raise ConfigError("log_level", log_level, "give error, warning or info")
+    os.environ.update(FEDAX_LOG_LEVEL=log_level, FEDAX_LOG_SIZE=str(log_size), FEDAX_LOG_KEEP=str(log_keep))
     hosts, limits = host or [socket.gethostname(), socket.getfqdn()], {"total": connections, "each": connections_each}
     links.run(folder, hosts, port, bind=bind, limits=limits, say=echo)
 
 
 def deploy_link_renew(
-    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder.")] = pathlib.Path("link"),
-    ca: Annotated[
-        bool, typer.Option("--ca", help="Make a new authority, which sites trust beside the old one.")
-    ] = False,
+    folder: Annotated[Path, Option(help="The link's folder.")] = Path("link"),
+    ca: Annotated[bool, Option("--ca", help="Make a new authority, which sites trust beside the old one.")] = False,
 ) -> None:
     """Give a link another certificate, while it runs.
 
@@ -145,147 +128,84 @@ def deploy_link_renew(
 
 
 def deploy_node(
-    data: Annotated[
-        pathlib.Path,
-        typer.Option(
-            help="Its table, .csv, .xlsx or .parquet; or its clients' arrays, as FederatedData.save writes them."
-        ),
-    ],
-    key: Annotated[pathlib.Path, typer.Option(help="Its private key; made where it is missing, with KEY.pub.")],
-    link: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)] = None,
-    socket: Annotated[
-        pathlib.Path | None,
-        typer.Option(help="In place of a link: a Unix socket, for Flower's ClientApp.", show_default=False),
-    ] = None,
-    ca: Annotated[pathlib.Path, typer.Option(help="The link's certificate, ca.pem of its folder.")] = pathlib.Path(
-        "ca.pem"
-    ),
-    clients: Annotated[
-        str | None,
-        typer.Option(
-            help="Its clients' names, separated by commas.",
-            show_default="the table's, those of the data, or the key's name",
-        ),
-    ] = None,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Of a table: not used, and nothing of it leaves; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    decimal: Annotated[str | None, typer.Option(help="The decimal point of a .csv file.", show_default="found")] = None,
-    encoding: Annotated[str | None, typer.Option(help="Its encoding.", show_default="found")] = None,
-    drop_missing_labels: Annotated[
-        bool, typer.Option("--drop-missing-labels", help="Leave rows of a table without a label out.")
-    ] = False,
-    review: Annotated[
-        bool, typer.Option("--review", help="Of a table: its owner sees each summary before it leaves.")
-    ] = False,
-    test: Annotated[
-        pathlib.Path | None, typer.Option(help="Held-out examples of this site.", show_default=False)
-    ] = None,
-    val: Annotated[
-        pathlib.Path | None, typer.Option(help="The same, to choose by and not to report.", show_default=False)
-    ] = None,
-    policy: Annotated[
-        pathlib.Path | None,
-        typer.Option(help="A file with all rules of its owner: fedax deploy policy writes one.", show_default=False),
-    ] = None,
-    roster: Annotated[
-        pathlib.Path | None,
-        typer.Option(help="For secure sums: a folder with KEY.pub of each node of the federation.", show_default=False),
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="The measures that may leave, separated by commas.", show_default="all")
-    ] = None,
-    max_rounds: Annotated[
-        int | None, typer.Option(min=1, help="In how many rounds of all runs it takes part.", show_default="no limit")
-    ] = None,
-    noise: Annotated[
-        float | None,
-        typer.Option(help="Noise on figures that leave, in units of what one client can move.", show_default="none"),
-    ] = None,
-    bound: Annotated[
-        float | None, typer.Option(help="With --noise: the largest loss; others are clipped.", show_default=False)
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="With --noise: what all figures may spend.", show_default="8, at δ = 1e-5")
-    ] = None,
-    split: Annotated[
-        bool, typer.Option("--split/--no-split", help="Whether a run may hold out some of its rows, [data.split].")
-    ] = True,
-    allow_code: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE", help="A method's or task's code that may run here; may be repeated.", show_default=False
-        ),
-    ] = None,
-    state: Annotated[
-        pathlib.Path | None, typer.Option(help="Folder for memory and logs.", show_default="KEY.state")
-    ] = None,
-    wait: Annotated[
-        float | None, typer.Option(help="Seconds to wait for a link that is gone.", show_default="for ever")
-    ] = None,
-    log_level: LogLevel = "warning",
-    log_size: LogSize = 10.0,
-    log_keep: LogKeep = 5,
+    context: typer.Context,
+    file: Annotated[Path | None, Argument(help="All its settings, such as node.toml.")] = None,
+    data: Annotated[Path | None, Option(help="Its table, or a folder of its clients' arrays.")] = None,
+    key: Annotated[Path | None, Option(help="Its private key; made where it is missing, with KEY.pub.")] = None,
+    link: Annotated[str | None, Option(metavar="HOST:PORT", help="The link.")] = None,
+    socket: Annotated[Path | None, Option(help="In place of a link: a Unix socket, for Flower's ClientApp.")] = None,
+    ca: Annotated[Path | None, Option(help="ca.pem of the link's folder.", show_default="ca.pem")] = None,
+    policy: Annotated[Path | None, Option(help="All rules of its owner: fedax deploy policy writes one.")] = None,
 ) -> None:
     """Run the node of a site, with one client or several, until Ctrl-C.
 
     Data never leave it. What leaves is in the log of its folder, message by message.
-    A table waits for the coordinator's fedax deploy tables.
+    A table waits for the coordinator's fedax deploy tables. An option counts more
+    than the file, whose paths are relative to it; docs/deploy.md has all its keys.
 
     \b
     Examples:
-      fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7
-      fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --drop patient --review
-      fedax deploy node --link fed.example.org:9443 --data wards --key node7 --clients icu,surgery
+      fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --policy policy.toml
+      fedax deploy node node.toml
       fedax deploy node --socket node7.sock --data wards --key node7
     """
     from fedax.sites.service import deploy as deployment
 
-    _set_logs(log_level, log_size, log_keep)
-    listed = lambda text: None if text is None else [each.strip() for each in text.split(",")]  # noqa: E731
-    table = {"drop": drop, "decimal": decimal, "encoding": encoding, "review": review}
-    rules: dict[str, dict[str, Any]] = {
-        "runs": {"rounds": max_rounds, "split": None if split else False},
-        "figures": {"columns": listed(columns), "noise": noise, "bound": bound},
-        "budget": {"epsilon": epsilon},
-    }
-    deployment.node(
-        link, ca, key, data, state=state, names=listed(clients),
-        table=table | {"drop_missing_labels": drop_missing_labels}, test=test, val=val,
-        policy=_policy(policy, rules), roster=roster, code=allow_code or [], wait=wait, socket=socket, say=echo,
-    )  # fmt: skip
+    typed = {name: str(value) for name, value in context.params.items() if name != "file" and value is not None}
+    rules: dict[str, Any] = {}
+    for name, value in (context.obj or {}).items():
+        old = next(option for option, (place, _) in _MOVED.items() if place == name)
+        where = "the policy" if "." in name else "node.toml"
+        echo(f"{old}: write {name} = {json.dumps(value)} in {where}; the option goes in the next release", err=True)
+        (rules if "." in name else typed)[name] = value
+    deployment.node(deployment.NodeSettings.read(file, typed, rules), say=echo)
 
 
-def _policy(path: pathlib.Path | None, rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The tables of an owner's rules, from a file or from options."""
-    from fedax.errors import ConfigError
-    from fedax.sites.protocol.policy import Policy, read_table
-
-    given = {}
-    for section, values in rules.items():
-        if known := {name: value for name, value in values.items() if value is not None}:
-            given[section] = known
-    if path is None:
-        return given
-    if given:
-        (section, values), *_ = given.items()
-        name = next(iter(values))
-        raise ConfigError(
-            f"{section}.{name}", values[name], f"with --policy all rules are in the file: give it in {path}"
-        )
-    table = read_table(path)
-    Policy.of(table)
-    return table
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",")]
 
 
-def deploy_policy(
-    out: Annotated[pathlib.Path, typer.Argument(help="The file to write.")] = pathlib.Path("policy.toml"),
-) -> None:
+# Options of the node that go -> the keys of node.toml, or rules of the policy; how argparse reads them.
+_MOVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "--clients": ("clients", {"type": _listed}),
+    "--drop": ("drop", {"action": "append"}),
+    "--decimal": ("decimal", {}),
+    "--encoding": ("encoding", {}),
+    "--drop-missing-labels": ("drop_missing_labels", {"action": "store_true"}),
+    "--review": ("review", {"action": "store_true"}),
+    "--test": ("test", {}),
+    "--val": ("val", {}),
+    "--roster": ("roster", {}),
+    "--columns": ("figures.columns", {"type": _listed}),
+    "--max-rounds": ("runs.rounds", {"type": int}),
+    "--noise": ("figures.noise", {"type": float}),
+    "--bound": ("figures.bound", {"type": float}),
+    "--epsilon": ("budget.epsilon", {"type": float}),
+    "--split": ("runs.split", {"action": argparse.BooleanOptionalAction}),
+    "--allow-code": ("runs.code", {"action": "append"}),
+    "--state": ("state", {}),
+    "--wait": ("wait", {"type": float}),
+    "--log-level": ("log_level", {}),
+    "--log-size": ("log_size", {"type": float}),
+    "--log-keep": ("log_keep", {"type": int}),
+}
+
+
+def _split_off(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The settings of a node by options that go, and all other arguments."""
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False
+    )
+    for option, (name, how) in _MOVED.items():
+        parser.add_argument(option, dest=name, **how)
+    try:
+        found, others = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise typer.BadParameter(str(error)) from None
+    return vars(found), others
+
+
+def deploy_policy(out: Annotated[Path, Argument(help="The file to write.")] = Path("policy.toml")) -> None:
     """Write a strict policy for a node, with an explanation of each rule, to be edited by the node's owner.
 
     \b
@@ -307,15 +227,11 @@ def deploy_policy(
 
 
 def deploy_run(
-    config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
-    link: Link,
-    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder, for its keys.")] = pathlib.Path("link"),
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="How many nodes to wait for.", show_default="those that are there")
-    ] = None,
-    test: Annotated[
-        pathlib.Path | None, typer.Option(help="Held-out examples at the server.", show_default=False)
-    ] = None,
+    config: Config,
+    link: tables.Link,
+    folder: tables.Folder = Path("link"),
+    nodes: tables.Nodes = None,
+    test: Annotated[Path | None, Option(help="Held-out examples at the server.")] = None,
     out: Out = None,
     settings: Set = None,
     resume: Resume = False,
@@ -338,11 +254,10 @@ def deploy_run(
     from fedax.experiments import build
     from fedax.sites.service import deploy as deployment
 
-    tables, code = read_config(config, settings, allow_code)
-    tables = deployment.with_nodes_data(tables, test, code)
-    say = lambda line: echo(line, err=True)  # noqa: E731
+    given, code = read_config(config, settings, allow_code)
+    given = deployment.with_nodes_data(given, test, code)
     with deployment.fleet_at(link, folder, timeout, nodes, say) as fleet:
-        experiment = build(tables, fleet, code)
+        experiment = build(given, fleet, code)
         for metric, clients in experiment.withheld.items():
             why = f"the owner of {clients} does not let it leave (figures.columns, figures.noise)"
             say(f"{metric} is not measured: {why}")
@@ -351,8 +266,8 @@ def deploy_run(
 
 
 def deploy_flower(
-    folder: Annotated[pathlib.Path, typer.Argument(help="The app's folder; has to be new or empty.")],
-    config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
+    folder: Annotated[Path, Argument(help="The app's folder; has to be new or empty.")],
+    config: Config,
     settings: Set = None,
 ) -> None:
     """Write an experiment as an app for a Flower federation of yours, which flwr run starts.
@@ -378,6 +293,8 @@ class Group(typer.core.TyperGroup):
         """The command that arguments name, and its own arguments."""
         if (name := " ".join(args[:2])) in ("node status", "link renew"):
             return name, self.get_command(ctx, name), args[2:]
+        if args[0] == "node":
+            ctx.obj, args[1:] = _split_off(args[1:])
         return super().resolve_command(ctx, args)
 
 

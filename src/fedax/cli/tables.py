@@ -1,30 +1,32 @@
 """The commands ``fedax deploy tables`` and ``fedax deploy review``: agree on one transform for the tables at nodes."""
 
+import itertools
 import os
-import pathlib
 import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
-from fedax.cli.console import echo
+from fedax.cli.console import echo, say
 from fedax.cli.data import CheckLabels, Columns, Drop, Label, MostCategories, Positive, Scale, Target, TaskKind
 
 if TYPE_CHECKING:
     from fedax.data import Plan, Summary
     from fedax.data.transform import Document
 
+Link = Annotated[str, Option(metavar="HOST:PORT", help="The link.")]
+Folder = Annotated[Path, Option(help="The link's folder, for its keys.")]
+Nodes = Annotated[int | None, Option(min=1, help="How many nodes to wait for.", show_default="those that are there")]
 _DEFAULT = "tables"  # the default folder, inside of the link's
 
 
 def tables(
-    link: Annotated[str, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)],
+    link: Link,
     label: Label,
-    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder, for its keys.")] = pathlib.Path("link"),
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="How many nodes to wait for.", show_default="those that are there")
-    ] = None,
+    folder: Folder = Path("link"),
+    nodes: Nodes = None,
     drop: Drop = None,
     column: Columns = None,
     task: TaskKind = None,
@@ -33,11 +35,10 @@ def tables(
     positive: Positive = None,
     target: Target = None,
     out: Annotated[
-        pathlib.Path | None,
-        typer.Option(help="Folder for what is agreed; has to be new or empty.", show_default="FOLDER/tables"),
+        Path | None, Option(help="Folder for what is agreed; has to be new or empty.", show_default="FOLDER/tables")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=1.0, metavar="SECONDS", help="How long to wait for nodes, and for each answer.")
+        float, Option(min=1.0, metavar="SECONDS", help="How long to wait for nodes, and for each answer.")
     ] = 600.0,
     check_labels: CheckLabels = True,
 ) -> None:
@@ -74,7 +75,6 @@ def tables(
         document.save(place / (f"{what}.json" if client is None else f"{_file(client, files)}-{what}.json"))
         sent.setdefault(what, {})[client or ""] = document
 
-    say = lambda line: echo(line, err=True)  # noqa: E731
     with deployment.transport_at(link, folder, say, "tables") as transport:
         transform = agree(transport, label, planned, keep, nodes=nodes, timeout=timeout, say=say,
                           check_labels=check_labels)  # fmt: skip
@@ -87,21 +87,18 @@ def tables(
     echo(f"All {len(files)} nodes have the transform {transform.digest}: {len(transform.features)} features.")
     echo(f"What was sent, and what came of it: {place}")
     count = f" --nodes {nodes}" if nodes is not None else ""
-    usual = "" if folder == pathlib.Path("link") else f" --folder {shlex.quote(str(folder))}"
+    usual = "" if folder == Path("link") else f" --folder {shlex.quote(str(folder))}"
     run = f"fedax deploy run {shlex.quote(str(experiment))} --link {shlex.quote(link)}{usual}{count}"
     echo(f"Next: {run}")
 
 
 def review(
-    key: Annotated[
-        pathlib.Path | None,
-        typer.Option(help="The node's private key, next to which its folder is.", show_default=False),
-    ] = None,
-    state: Annotated[pathlib.Path | None, typer.Option(help="The node's folder.", show_default="KEY.state")] = None,
-    yes: Annotated[bool | None, typer.Option("--yes/--no", help="Whether they may leave.", show_default=False)] = None,
-    why: Annotated[str, typer.Option(help="With --no: what the coordinator is told.", show_default=False)] = "",
+    key: Annotated[Path | None, Option(help="The node's private key, next to which its folder is.")] = None,
+    state: Annotated[Path | None, Option(help="The node's folder.", show_default="KEY.state")] = None,
+    yes: Annotated[bool | None, Option("--yes/--no", help="Whether they may leave.")] = None,
+    why: Annotated[str, Option(help="With --no: what the coordinator is told.")] = "",
 ) -> None:
-    """See which summaries wait for you at a node with --review, and say whether they may leave.
+    """See which summaries wait for you at a node with review = true, and say whether they may leave.
 
     \b
     Examples:
@@ -118,9 +115,8 @@ def review(
             raise ConfigError("key", None, "give --key or --state of the node")
         state = key.with_name(f"{key.name}.state")
     if not state.is_dir():
-        raise ConfigError(
-            "state", str(state), "there is no such folder; the node makes it: fedax deploy node … --review"
-        )
+        way_out = "there is no such folder; the node makes it, with review = true in node.toml"
+        raise ConfigError("state", str(state), way_out)
     if why and yes is not False:
         raise ConfigError("why", why, "this goes with --no")
     if yes is not None and not decide(state, yes, why):
@@ -132,17 +128,15 @@ def review(
 COMMANDS: dict[str, Callable[..., None]] = {"tables": tables, "review": review}
 
 
-def _fresh(target: pathlib.Path, moved: bool) -> pathlib.Path:
+def _fresh(target: Path, moved: bool) -> Path:
     """A folder that is new or empty; the content of the default folder is moved aside."""
     from fedax.errors import ConfigError
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not moved:
             raise ConfigError("out", str(target), "it has to be new or empty; name another folder")
-        number = 1
-        while (aside := target.with_name(f"{target.name}-{number}")).exists():
-            number += 1
-        os.replace(target, aside)
+        others = (target.with_name(f"{target.name}-{number}") for number in itertools.count(1))
+        os.replace(target, aside := next(path for path in others if not path.exists()))
         echo(f"What was agreed the last time is in {aside} now.", err=True)
     if not target.absolute().parent.is_dir():
         raise ConfigError("out", str(target), "there is no such folder; make it first")
@@ -154,15 +148,13 @@ def _file(client: str, files: dict[str, str]) -> str:
     from fedax.files import slug
 
     if client not in files:
-        name = base = slug(client)
-        number = 2
-        while name in files.values():
-            name, number = f"{base}-{number}", number + 1
-        files[client] = name
+        base = slug(client)
+        names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
+        files[client] = next(name for name in names if name not in files.values())
     return files[client]
 
 
-def _write_experiment(place: pathlib.Path, rows: int, parameters: int) -> None:
+def _write_experiment(place: Path, rows: int, parameters: int) -> None:
     """Write the configuration of ``fedax compare csv`` for the nodes; it repeats the split where that does."""
     import tomli_w
 

@@ -176,8 +176,8 @@ def of_owner(allowed: Sequence[str], wanted: Mapping[str, str]) -> Code:
         others = any(each.name == Path(place).name for each in sources)
         why = "the file here is another one" if others else "its owner has not allowed it"
         raise NodeError(
-            f"this node does not run {short}: {why}; get the server's file, read it, and start the node with "
-            f"--allow-code {Path(place).name}"
+            f"this node does not run {short}: {why}; get the server's file, read it, and allow it in the "
+            f"node's policy: runs.code = ['{Path(place).name}']"
         )
 
     return Code(find)
@@ -201,8 +201,8 @@ def owned(allowed: str) -> Source:
         ConfigError: there is no such file or module.
     """
     if allowed.endswith(".py"):
-        return _of_file("allow-code", allowed, allowed, [Path()])
-    return _of_module("allow-code", allowed, allowed)
+        return _of_file("runs.code", allowed, allowed, [Path()])
+    return _of_module("runs.code", allowed, allowed)
 
 
 def write(folder: Path, sources: Iterable[Source]) -> None:

@@ -54,6 +54,7 @@ class Policy:
         tasks: the same of tasks.
         split: whether a run may deal the rows of each client to training, validation and test.
         rounds: in how many rounds, of all runs together, its clients take part at most, ≥ 1.
+        code: files, and modules of packages, of methods and tasks that may run here.
         total: how many questions about data are answered at most, ≥ 1.
         daily: the same on one day.
         clients: of each sum that leaves no client has more than 1/clients of the weight, ≥ 1.
@@ -100,6 +101,7 @@ class Policy:
     tasks: Collection[str] | None = _rule("runs.tasks", None, _check_names)
     split: bool = _rule("runs.split", True, _check_choice, True, False)
     rounds: int | None = _rule("runs.rounds", None, check_count)
+    code: Collection[str] = _rule("runs.code", (), _check_names)
     total: int | None = _rule("messages.total", None, check_count)
     daily: int | None = _rule("messages.daily", None, check_count)
     clients: int = _rule("sums.clients", 1, check_count)
@@ -326,8 +328,10 @@ class Policy:
         return cls.of(read_table(pathlib.Path(path)))
 
 
-def read_table(path: pathlib.Path) -> dict[str, Unknown]:
-    """The tables of a policy's file.
+def read_table(
+    path: pathlib.Path, field: str = "policy", way_out: str = "fedax deploy policy writes one"
+) -> dict[str, Unknown]:
+    """The tables of a policy's file, or of another; ``field`` and ``way_out`` are for the error.
 
     Raises:
         ConfigError: it cannot be read.
@@ -335,8 +339,7 @@ def read_table(path: pathlib.Path) -> dict[str, Unknown]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        way_out = f"it cannot be read ({error}); fedax deploy policy writes one"
-        raise ConfigError("policy", str(path), way_out) from error
+        raise ConfigError(field, str(path), f"it cannot be read ({error}); {way_out}") from error
 
 
 _PLACES = {field.name: field.metadata["place"] for field in dataclasses.fields(Policy)}

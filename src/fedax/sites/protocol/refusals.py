@@ -60,7 +60,7 @@ class Rule(enum.Enum):
     FORM = "the message is not of its form"
     EXAMPLES_FIT = "its examples do not fit the run's task; its owner's log says more"
     FROZEN = "the frozen part of the model is not there: --resume sends it again"
-    ROSTER = "secure sums need the keys of the other nodes: its owner gives --roster FOLDER"
+    ROSTER = "secure sums need the keys of the other nodes: its owner names their folder: roster in node.toml"
     # Of tables:
     NO_TRANSFORM = "its table is not transformed yet: fedax deploy tables"
     OTHER_TABLE = "the transform that it has does not fit its table: fedax deploy tables again"
@@ -69,15 +69,13 @@ class Rule(enum.Enum):
     NO_COLUMN = "its table has no such column"
     COLUMN = "a column of its table cannot be used so; the node's terminal says which and why"
     NUMBER = "a number is beyond float32, or has no logarithm where one is asked for; the node's terminal says which"
-    LABEL_MISSING = "a row has no label; its owner leaves such rows out: fedax deploy node … --drop-missing-labels"
+    LABEL_MISSING = "a row has no label; its owner leaves such rows out: drop_missing_labels in node.toml"
     LABEL_UNKNOWN = (
         "a label is no number, or none of the transform's classes, of which those of a few rows at every site are "
         "not named; its owner joins such a class with another, or leaves its rows out"
     )
     FEW_ROWS = "its table has too few rows for a summary that hides single ones"
-    IDENTIFIES = (
-        "texts of a column identify rows, and leave this site only if its owner agrees: fedax deploy node … --review"
-    )
+    IDENTIFIES = "texts of a column identify rows, and leave this site only if its owner agrees: review in node.toml"
     LEFT = "no other summary of a column leaves; its owner looks into left/ in the node's folder, and moves it away"
     TRANSFORMS = "no other transform is tried; its owner looks into left/ in the node's folder, and moves it away"
     LEFT_UNREADABLE = "left/ in the node's folder cannot be read; its owner moves it away"

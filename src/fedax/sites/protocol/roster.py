@@ -15,7 +15,7 @@ from fedax.errors import ConfigError, NodeError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
-_WAY_OUT = "each owner gives the node's file KEY.pub to all others, and starts it with --roster FOLDER"
+_WAY_OUT = "each owner gives the node's file KEY.pub to all others, and names their folder: roster in node.toml"
 
 
 class Roster:

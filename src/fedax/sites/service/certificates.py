@@ -9,25 +9,27 @@ import re
 import socket
 import ssl
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, SECP384R1
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey as _Key
+from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedax.errors import ConfigError, NodeError
 from fedax.files import check_private, write_atomic, write_private
 from fedax.sites.protocol.roster import private_key
 
-_PEM = serialization.Encoding.PEM
 _PRIVATE = re.compile(rb"-----BEGIN PRIVATE KEY-----.*?-----END PRIVATE KEY-----", re.DOTALL)
-_Private = ec.EllipticCurvePrivateKey
+_PEM, _OPENSSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
 _NO_PASSWORD = serialization.NoEncryption()
-_AHEAD = 30  # days before its end that a server's certificate is renewed
+_DAYS = 730  # for which a server's certificate is valid
+_AHEAD = 30  # days before its end that it is renewed
 
 
 def make_authority(folder: Path) -> None:
@@ -37,14 +39,14 @@ def make_authority(folder: Path) -> None:
         ConfigError: ``secret`` holds no key.
     """
     if not (folder / "secret").exists():
-        write_private(folder / "secret", _private_pem(ec.generate_private_key(ec.SECP256R1())))
+        _write_keys(folder / "secret", [generate(SECP256R1())])
     if not ((folder / "ca.pem").exists() and (folder / "ca.key").exists()):
         _new_authority(folder, [])
     elif not all(_public_pem(key) in (folder / "ca.pem").read_text() for key in _secrets(folder)):
         _write_authorities(folder, _authorities(folder))
 
 
-def load_secret(folder: Path) -> _Private:
+def load_secret(folder: Path) -> _Key:
     """The key with which runs at a link sign, from ``secret`` of its folder.
 
     Raises:
@@ -57,26 +59,24 @@ def load_secret(folder: Path) -> _Private:
     return _secrets(folder)[0]
 
 
-def _secrets(folder: Path) -> list[_Private]:
+def _secrets(folder: Path) -> list[_Key]:
     """The keys of runs: the one that signs, and the one that will, where sites are given another."""
     if not (found := _keys_in((folder / "secret").read_bytes())):
-        raise ConfigError(
-            "secret", str(folder / "secret"),
-            "it holds no private key: remove it, start `fedax deploy link`, and give the new ca.pem to every site",
-        )  # fmt: skip
+        reason = "it holds no private key: remove it, start `fedax deploy link`, and give the new ca.pem to every site"
+        raise ConfigError("secret", str(folder / "secret"), reason)
     return found
 
 
 @functools.lru_cache(maxsize=8)
-def _keys_in(content: bytes) -> list[_Private]:
+def _keys_in(content: bytes) -> list[_Key]:
     try:
         keys = [serialization.load_pem_private_key(each, None) for each in _PRIVATE.findall(content)]
     except ValueError:
         return []
-    return [key for key in keys if isinstance(key, _Private)]
+    return [key for key in keys if isinstance(key, _Key)]
 
 
-def make_server(folder: Path, hosts: Sequence[str], days: float = 730) -> None:
+def make_server(folder: Path, hosts: Sequence[str], days: float = _DAYS) -> None:
     """Make ``server.pem`` and ``server.key`` in a folder with an authority.
 
     They are kept where they are there, name all ``hosts``, are of an authority in ``ca.pem``, and end in more than 30
@@ -90,8 +90,14 @@ def make_server(folder: Path, hosts: Sequence[str], days: float = 730) -> None:
     Raises:
         ConfigError: ``ca.key`` is not the key of a certificate in ``ca.pem``.
     """
-    if not ((folder / "server.key").exists() and _still_good(folder, hosts)):
-        _new_server(folder, hosts, days)
+    names = [_name_of(host) for host in hosts]
+    with contextlib.suppress(Exception):  # whatever is wrong with one, a new one is made
+        old = _server(folder)
+        soon = _now() + datetime.timedelta(days=_AHEAD)
+        known = any(_issued(each, old) for each in _authorities(folder)) and (folder / "server.key").exists()
+        if known and old.not_valid_after_utc > soon and {*_names_in(old)} >= {*names}:
+            return
+    _new_server(folder, names, days)
 
 
 def renew(folder: Path, authority: bool = False) -> datetime.datetime:
@@ -115,19 +121,16 @@ def renew(folder: Path, authority: bool = False) -> datetime.datetime:
     for name in ("ca.pem", "ca.key", "server.pem", "server.key"):
         if not (folder / name).is_file():
             raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
-    server = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
     if not authority:
-        names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        renewed = _new_server(folder, [str(each.value) for each in names], days=730)
-        write_private(folder / "secret", _private_pem(_secrets(folder)[-1]))
+        renewed = _new_server(folder, _names_in(_server(folder)), _DAYS)
+        _write_keys(folder / "secret", _secrets(folder)[-1:])
         _write_authorities(folder, [_signer(folder)[1]])
         return renewed.not_valid_after_utc
     newest = _authorities(folder)[0]
-    if not _issued(newest, server):
+    if not _issued(newest, _server(folder)):
         reason = "one is new already; when all sites have its ca.pem, `fedax deploy link renew` without --ca takes it"
         raise ConfigError("ca", True, reason)
-    secrets = [*_secrets(folder), ec.generate_private_key(ec.SECP256R1())]
-    write_private(folder / "secret", b"".join(map(_private_pem, secrets)))
+    _write_keys(folder / "secret", [*_secrets(folder), generate(SECP256R1())])
     return _new_authority(folder, [newest]).not_valid_after_utc
 
 
@@ -145,36 +148,32 @@ def until(folder: Path) -> dict[str, float]:
 
 
 def _new_authority(folder: Path, before: Sequence[x509.Certificate]) -> x509.Certificate:
-    key = ec.generate_private_key(ec.SECP384R1())
-    certificate = _certificate("fedax link", key, key, None, 3650)
+    key = generate(SECP384R1())
+    certificate = _certificate(key, key, 3650)
     # In this order: a key without its certificate would sign certificates that nobody trusts.
     _write_authorities(folder, [certificate, *before])
-    write_private(folder / "ca.key", _private_pem(key))
+    _write_keys(folder / "ca.key", [key])
     return certificate
 
 
-def _new_server(folder: Path, hosts: Sequence[str], days: float) -> x509.Certificate:
-    signer, authority = _signer(folder)
-    key = ec.generate_private_key(ec.SECP384R1())
-    certificate = _certificate(hosts[0][:64], key, signer, authority, days, hosts)
-    write_private(folder / "server.key", _private_pem(key))
-    write_atomic(folder / "server.pem", certificate.public_bytes(_PEM).decode())
+def _new_server(folder: Path, names: Sequence[x509.GeneralName], days: float) -> x509.Certificate:
+    key, (signer, authority) = generate(SECP384R1()), _signer(folder)
+    certificate = _certificate(key, signer, days, authority.subject, names)
+    _write_keys(folder / "server.key", [key])
+    write_atomic(folder / "server.pem", certificate.public_bytes(_PEM))
     return certificate
 
 
 def _certificate(
-    name: str, key: _Private, signer: _Private, issuer: x509.Certificate | None, days: float, hosts: Sequence[str] = ()
+    key: _Key, signer: _Key, days: float, issuer: x509.Name | None = None, names: Sequence[x509.GeneralName] = ()
 ) -> x509.Certificate:
-    """The certificate of a server, or of an authority, which has no ``issuer``."""
-    subject, authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), issuer is None
+    """The certificate of a server by its names, or of an authority, which has no ``issuer``."""
+    called = str(names[0].value)[:64] if names else "fedax link"
+    subject, authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, called)]), issuer is None
     # to sign; not for contents, keys, data, agreement; to sign certificates and lists of them; neither way alone
     usage = x509.KeyUsage(True, False, False, False, False, authority, authority, False, False)
     builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject if issuer is None else issuer.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
+        x509.CertificateBuilder(issuer or subject, subject, key.public_key(), x509.random_serial_number())
         .not_valid_before(_now() - datetime.timedelta(days=1 - min(days, 0)))
         .not_valid_after(_now() + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -182,26 +181,39 @@ def _certificate(
         .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
         .add_extension(usage, critical=True)
     )
-    if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_alternative, hosts))), critical=False)
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     return builder.sign(signer, hashes.SHA384())
 
 
-def _write_authorities(folder: Path, authorities: Sequence[x509.Certificate]) -> None:
+def _write_keys(path: Path, keys: Iterable[_Key]) -> None:
+    form = _PEM, serialization.PrivateFormat.PKCS8, _NO_PASSWORD
+    write_private(path, b"".join(key.private_bytes(*form) for key in keys))
+
+
+def _public_pem(key: _Key) -> str:
+    return key.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def _write_authorities(folder: Path, authorities: Iterable[x509.Certificate]) -> None:
     """Write ``ca.pem``: the certificates, and the public keys of runs."""
     texts = [each.public_bytes(_PEM).decode() for each in authorities]
     write_atomic(folder / "ca.pem", "".join([*texts, *map(_public_pem, _secrets(folder))]))
+
+
+def _server(folder: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
 
 
 def _authorities(folder: Path) -> list[x509.Certificate]:
     return x509.load_pem_x509_certificates((folder / "ca.pem").read_bytes())
 
 
-def _signer(folder: Path) -> tuple[_Private, x509.Certificate]:
+def _signer(folder: Path) -> tuple[_Key, x509.Certificate]:
     """The key that signs, and its certificate."""
     key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    assert isinstance(key, _Private)
+    assert isinstance(key, _Key)
     for each in _authorities(folder):
         if each.public_key() == key.public_key():
             return key, each
@@ -218,14 +230,10 @@ def make_node_key(path: Path) -> bool:
     made = not path.exists()
     if made:
         path.parent.mkdir(parents=True, exist_ok=True)
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = generate(SECP256R1())
         write_private(path, key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _NO_PASSWORD))
     if made or not public.exists():
-        text = (
-            private_key(path)
-            .public_key()
-            .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        )
+        text = private_key(path).public_key().public_bytes(_OPENSSH, serialization.PublicFormat.OpenSSH)
         public.write_bytes(text + b"\n")
     return made
 
@@ -246,20 +254,16 @@ def connection_problem(address: str, ca: Path) -> str | None:
     """
     host, port = split(address)
     try:
-        context = ssl.create_default_context(cafile=str(ca))
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            "ca", str(ca), f"no certificate in PEM form ({error}); the link's folder has ca.pem"
-        ) from error
+        context = Trust(ca)
+    except OSError as error:  # ssl.SSLError is one
+        reason = f"no certificate in PEM form ({error}); the link's folder has ca.pem"
+        raise ConfigError("ca", str(ca), reason) from error
     try:
-        with (
-            socket.create_connection((host, port), timeout=5) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            pass
+        with socket.create_connection((host, port), timeout=5) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:
         raise NodeError(f"the link at {address} cannot be trusted: {_reason(error, host, ca)}") from error
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:
         return str(error.strerror or error)
     return None
 
@@ -291,19 +295,13 @@ class Trust(ssl.SSLContext):
         return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
 
     def __init__(self, path: Path):
-        self._path, self._known = path, b""
-        self._look()
-
-    def _look(self) -> None:
-        content = self._path.read_bytes()
-        if content != self._known:
-            self.load_verify_locations(cadata=content.decode("ascii", "replace"))
-            self._known = content
+        self._path = path
+        self.load_verify_locations(path)
 
     def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
         """Begin a connection."""
         with contextlib.suppress(OSError):  # ssl.SSLError is one
-            self._look()
+            self.load_verify_locations(self._path)
         return super().wrap_socket(*args, **kwargs)
 
 
@@ -326,14 +324,15 @@ def split(address: str) -> tuple[str, int]:
 
 
 def _reason(error: ssl.SSLCertVerificationError, host: str, ca: Path) -> str:
-    match error.verify_code:  # OpenSSL's numbers
-        case 10:
-            return "its certificate has expired; `fedax deploy link`, started anew, renews it"
-        case 9:
-            return "its certificate is not valid yet; set the clock of this machine"
-        case 62 | 64:
-            return f"its certificate is not for {host}; start `fedax deploy link` with --host {host}"
-    return f"its certificate is not signed by {ca} ({error.verify_message}); take ca.pem from the link's folder"
+    another = f"its certificate is not for {host}; start `fedax deploy link` with --host {host}"
+    known = {  # OpenSSL's numbers
+        9: "its certificate is not valid yet; set the clock of this machine",
+        10: "its certificate has expired; `fedax deploy link`, started anew, renews it",
+        62: another,
+        64: another,
+    }
+    usual = f"its certificate is not signed by {ca} ({error.verify_message}); take ca.pem from the link's folder"
+    return known.get(error.verify_code, usual)
 
 
 def _issued(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
@@ -344,30 +343,15 @@ def _issued(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
     return True
 
 
-def _still_good(folder: Path, hosts: Sequence[str]) -> bool:
-    try:
-        certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except Exception:  # whatever is wrong with it, a new one is made
-        return False
-    ends = certificate.not_valid_after_utc - datetime.timedelta(days=_AHEAD)
-    known = any(_issued(each, certificate) for each in _authorities(folder))
-    return known and ends > _now() and set(names) >= {_alternative(host) for host in hosts}
+def _names_in(certificate: x509.Certificate) -> list[x509.GeneralName]:
+    return list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
 
 
-def _alternative(host: str) -> x509.GeneralName:
+def _name_of(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _private_pem(key: _Private) -> bytes:
-    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, _NO_PASSWORD)
-
-
-def _public_pem(key: _Private) -> str:
-    return key.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 def _now() -> datetime.datetime:

@@ -1,23 +1,20 @@
 """A node: the process that asks the link for questions, and supervises the worker that answers them."""
 
-import argparse
 import json
 import os
 import queue
 import socket as sockets
 import socketserver
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import filelock
 
-from fedax._start import collect_rarely
 from fedax.errors import ConfigError, NodeError
 from fedax.files import check_private, write_atomic
 from fedax.sites.protocol.roster import private_key
@@ -25,7 +22,7 @@ from fedax.sites.service import certificates, require
 from fedax.sites.service.carry import Away, Caller, pauses
 from fedax.sites.service.letters import Letter, Refused
 from fedax.sites.service.link import POLL
-from fedax.sites.service.processes import SupervisedProcess, command, ending, options, receive, send
+from fedax.sites.service.processes import SupervisedProcess, ending, receive, send
 from fedax.sites.service.signature import QUESTION, number_of
 
 _REMIND = 60.0  # seconds between lines that say that the link is not there
@@ -38,28 +35,27 @@ _UNTRUSTED = "this node does not know the key that signed the question: give it 
 
 def run(
     *,
-    link: str | None,
-    ca: str | Path,
-    key: str | Path,
-    state: str | Path,
+    link: str | Path,
+    ca: Path,
+    key: Path,
+    state: Path,
     factory: str,
     arguments: Mapping[str, Any],
     wait: float | None = None,
-    socket: str | Path | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
     """Run a node until SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        link: ``host:port``; ``None``: it is asked at a socket.
+        link: ``host:port``; or the path of a Unix socket, at which this user's processes ask, such as
+            Flower's ClientApp.
         ca: the file ``ca.pem`` of the link's folder.
         key: the node's private key; it and ``key.pub`` are made where they are missing.
         state: a folder for what the node keeps; of one node only.
         factory: ``module:name`` of a function that makes the answering function, in the worker's process.
-        arguments: its keyword arguments, plain JSON.
+        arguments: its keyword arguments, plain JSON or paths.
         wait: seconds after which the node ends without a link, or with a key that no link knew before; ``None``: it
             waits for ever.
-        socket: without a link, the Unix socket at which this user's processes ask; Flower's ClientApp is one.
         say: is called with lines for people.
 
     Raises:
@@ -68,12 +64,9 @@ def run(
         ConfigError: an argument cannot be used, or others than its owner can read the key or the state.
     """
     require()
-    ca, key, state = Path(ca), Path(key), Path(state)
     if certificates.make_node_key(key):
-        to_link = (
-            "" if link is None else f"; give {key}.pub to the coordinator, who puts it into the link's folder nodes"
-        )
-        say(f"made the key {key}{to_link}")
+        to_link = f"; give {key}.pub to the coordinator, who puts it into the link's folder nodes"
+        say(f"made the key {key}{to_link if isinstance(link, str) else ''}")
     check_private(key, "key")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_private(state, "state")
@@ -84,23 +77,17 @@ def run(
         raise ConfigError("state", str(state), "another node uses this folder; give each node its own") from None
     worker = Worker(factory, arguments)
     with lock, ending() as end:
-        node: _Asker
-        if link is not None:
-            node = _Node(link, ca, key, state, worker, wait, say)
-        else:
-            assert socket is not None
-            node = Door(Path(socket), worker, say)
+        node: _Node | Door
+        node = Door(link, worker, say) if isinstance(link, Path) else _Node(link, ca, key, state, worker, wait, say)
         try:
             node.start()
             while not end.wait(0.2):
                 if node.failed is not None:
                     raise node.failed
-                if (status := worker.process.ended()) is not None:
-                    if status == 2:
-                        raise NodeError("the worker cannot work; its own line above says why")
+                if (status := worker.process.keep()) == 2:
+                    raise NodeError("the worker cannot work; its own line above says why")
+                if status is not None:
                     say(f"the worker has ended (status {status}); it is started again")
-                if worker.process.due:
-                    worker.process.start()
         finally:
             node.stop()
             worker.process.stop(0)
@@ -114,9 +101,9 @@ class Worker:
     """The process that answers questions, one after the other; heads and tensors go through its input and output."""
 
     def __init__(self, factory: str, arguments: Mapping[str, Any]):
-        given = options(factory=factory, arguments=json.dumps(dict(arguments)))
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = SupervisedProcess("fedax.sites.service.worker", given, **pipes)
+        given = [factory, json.dumps(dict(arguments), default=str)]
+        pipe = subprocess.PIPE
+        self.process = SupervisedProcess("fedax.sites.service.worker", given, stdin=pipe, stdout=pipe)
 
     def ask(self, parts: Sequence[bytes], over: threading.Event) -> list[bytes]:
         """The parts of the answer to a question.
@@ -137,23 +124,15 @@ class Worker:
             raise Gone from error
 
 
-class _Asker(Protocol):
-    """Where a node's questions come from; an error that it cannot go on with is in ``failed``."""
-
-    failed: Exception | None
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-
-
 class Door:
     """A node at a Unix socket: whoever may open its file asks a question by each connection."""
 
+    failed: Exception | None = None  # an error that it cannot go on with
+
     def __init__(self, path: Path, worker: Worker, say: Callable[[str], None]):
         self.path, self.worker, self.say = path, worker, say
-        self.failed: Exception | None = None
         self.over, self._one = threading.Event(), threading.Lock()
-        self._server: socketserver.BaseServer | None = None
+        self._server: socketserver.ThreadingUnixStreamServer | None = None
 
     def start(self) -> None:
         """Listen, for this user's processes only."""
@@ -167,18 +146,16 @@ class Door:
                         answer = door.worker.ask(question, door.over)
                     send(self.wfile, answer)
 
-        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-            daemon_threads, block_on_close = True, False
-
         umask = os.umask(0o177)
         try:
             if self.path.is_socket() and not _listens(self.path):
                 self.path.unlink()  # of a node that was killed
-            self._server = Server(str(self.path), Handler)
+            self._server = socketserver.ThreadingUnixStreamServer(str(self.path), Handler)
         except OSError as error:
             raise ConfigError("socket", str(self.path), f"no socket can be made there ({error})") from error
         finally:
             os.umask(umask)
+        self._server.daemon_threads, self._server.block_on_close = True, False
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.say(f"this node listens at {self.path}")
 
@@ -199,17 +176,13 @@ def _listens(path: Path) -> bool:
 class _Node:
     """A node at a link: one thread asks for questions, and one has them answered and brings the answers."""
 
+    failed: Exception | None = None  # an error that it cannot go on with
+
     def __init__(
-        self,
-        link: str,
-        ca: Path,
-        key: Path,
-        state: Path,
-        worker: Worker,
-        wait: float | None,
+        self, link: str, ca: Path, key: Path, state: Path, worker: Worker, wait: float | None,
         say: Callable[[str], None],
-    ):
-        self.link, self.ca, self.key, self.worker, self.wait, self.say = link, ca, key, worker, wait, say
+    ):  # fmt: skip
+        self.link, self.key, self.worker, self.wait, self.say = link, key, worker, wait, say
         self._private = private_key(key)
         self.number = number_of(self._private.public_key())
         self._caller = Caller(link, ca, lambda: self._private)
@@ -217,19 +190,15 @@ class _Node:
         self._busy: set[str] = set()  # questions under way
         self._kept: dict[str, tuple[Letter, list[bytes]]] = {}  # the last answers, which may be asked for again
         self._known = state / "number"
-        self.failed: Exception | None = None
         self.over = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._safely, args=(each,), daemon=True) for each in (self._listen, self._work)
-        ]
-        self._there = self._told = False
-        self._missing: float | None = None
+        self._told = False  # whether the link has ever answered
+        self._missing: float | None = None  # since when it does not
         self._reminder = 0.0
 
     def start(self) -> None:
         """Start both threads."""
-        for each in self._threads:
-            each.start()
+        for work in (self._listen, self._work):
+            threading.Thread(target=self._safely, args=(work,), daemon=True).start()
 
     def stop(self) -> None:
         """Let them end, after their last request; what the node was asked stays at the link."""
@@ -250,14 +219,14 @@ class _Node:
         while not self.over.is_set():
             try:
                 # At first it asks whether it is known; at work it says often what it has, to a link started anew.
-                asks = {"has": [*self._busy], "seconds": 0 if not self._there else _BUSY if self._busy else POLL}
+                asks = {"has": [*self._busy], "seconds": 0 if not self._there() else _BUSY if self._busy else POLL}
                 table, parts = self._caller.call("/question", asks, seconds=POLL + 15)
                 self._reached()
                 waits = pauses()
                 for given in table["letters"]:
                     self._take(Letter.read(given), parts)
             except Away as away:
-                self._note_missing(f"the link at {self.link} cannot be reached ({away})")
+                self._note_missing(f"the link at {self.link} cannot be reached ({away})", self.wait)
                 self.over.wait(next(waits))
             except Refused as refused:
                 self._note_refusal(refused)
@@ -275,15 +244,16 @@ class _Node:
             pass  # it is asked again, at a link that was started anew
         elif not self._caller.trusts(QUESTION, letter.text, letter.signature):
             self.say(_UNTRUSTED)
-            self._kept[letter.id] = self._error(letter, _UNTRUSTED)
+            self._keep(letter, [json.dumps({"error": _UNTRUSTED}).encode()])
         else:
             contents = self._caller.contents(letter, parts)
         self._busy.add(letter.id)
         self._questions.put((letter, contents))
 
-    def _error(self, letter: Letter, why: str) -> tuple[Letter, list[bytes]]:
-        parts = [json.dumps({"error": why}).encode()]
-        return letter.answered(self._private, parts), parts
+    def _keep(self, question: Letter, answer: list[bytes], *failed: str) -> tuple[Letter, list[bytes]]:
+        """Sign an answer, and keep it until it has been brought."""
+        self._kept[question.id] = kept = question.answered(self._private, answer, *failed), answer
+        return kept
 
     def _work(self) -> None:
         while (taken := self._questions.get()) is not None and not self.over.is_set():
@@ -293,15 +263,11 @@ class _Node:
                 continue
             if letter.id not in self._kept:
                 try:
-                    answer = self.worker.ask(parts, self.over)
-                    self._kept[letter.id] = letter.answered(self._private, answer), answer
+                    self._keep(letter, self.worker.ask(parts, self.over))
                 except Gone:
                     if self.over.is_set():
                         return
-                    self._kept[letter.id] = (
-                        letter.answered(self._private, [b"{}"], "the node's worker is gone"),
-                        [b"{}"],
-                    )
+                    self._keep(letter, [b"{}"], "the node's worker is gone")
             del parts, taken
             self._bring(letter)
             self._busy.discard(letter.id)
@@ -322,7 +288,7 @@ class _Node:
                     return
                 self.say(f"the link at {self.link} does not take an answer (HTTP {refused.status}): {refused}")
                 if refused.status == 413:
-                    self._kept[question.id] = letter, parts = self._error(question, f"the answer: {refused}")
+                    letter, parts = self._keep(question, [json.dumps({"error": f"the answer: {refused}"}).encode()])
             except Away:
                 pass  # the other thread says so
             self.over.wait(next(waits))
@@ -330,24 +296,19 @@ class _Node:
     # ---- the link
 
     def _reached(self) -> None:
-        if not self._there:
-            self.say(
-                f"the link at {self.link} is there" if self._told else f"this is node {self.number} at {self.link}"
-            )
+        if not self._there():
+            first = f"this is node {self.number} at {self.link}"
+            self.say(f"the link at {self.link} is there" if self._told else first)
             write_atomic(self._known, str(self.number))
-        self._there = self._told = True
-        self._missing, self._reminder = None, 0.0
+        self._told, self._missing, self._reminder = True, None, 0.0
 
-    def _known_before(self) -> bool:
-        with suppress(OSError):
-            return self._known.read_text() == str(self.number)
-        return False
+    def _there(self) -> bool:
+        return self._told and self._missing is None
 
-    def _note_missing(self, text: str, patience: float | None = None, then: str = "") -> None:
-        """Say that the node waits; raise an error after ``patience`` seconds, or those that it was given to wait."""
+    def _note_missing(self, text: str, patience: float | None, then: str = "") -> None:
+        """Say that the node waits, or raise an error after ``patience`` seconds; ``None``: there is no end."""
         now = time.monotonic()
-        self._there, self._missing = False, now if self._missing is None else self._missing
-        patience = self.wait if patience is None else patience
+        self._missing = now if self._missing is None else self._missing
         if patience is not None and now - self._missing >= patience:
             raise NodeError(f"{text}{then or f', for {patience:g} s'}")
         if now >= self._reminder:
@@ -356,26 +317,20 @@ class _Node:
 
     def _note_refusal(self, refused: Refused) -> None:
         """Handle a refusal of the link."""
-        if refused.status == 403:
-            text = f"the link at {self.link} does not know the key {self.key}.pub"
-            if self._known_before():
-                removed = ": its coordinator has removed it. It can be put back; then start this node again"
-                return self._note_missing(f"{text} any more", _REMOVED, removed)
-            asked = ": the coordinator has to put it into the link's folder nodes"
-            return self._note_missing(f"{text} yet; it has to be put into the link's folder nodes", None, asked)
-        if refused.status == 409:
-            text = f"another node with the key {self.key} is at the link at {self.link}"
-            return self._note_missing(text, _TAKEN, ": end it, or give this node a key of its own")
-        if refused.status in (404, 429):  # the run does not ask any more; or there were too many requests
-            return None
-        raise NodeError(f"the link at {self.link} refuses this node (HTTP {refused.status}): {refused}")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m fedax.sites.service.node")
-    for name in ("link", "ca", "key", "state", "factory"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--arguments", type=json.loads, default={})
-    parser.add_argument("--wait", type=float)
-    collect_rarely()
-    sys.exit(command(parser, run))
+        text, before = f"the link at {self.link} does not know the key {self.key}.pub", ""
+        with suppress(OSError):
+            before = self._known.read_text()
+        match refused.status:
+            case 403 if before == str(self.number):
+                then = ": its coordinator has removed it. It can be put back; then start this node again"
+                self._note_missing(f"{text} any more", _REMOVED, then)
+            case 403:
+                then = ": the coordinator has to put it into the link's folder nodes"
+                self._note_missing(f"{text} yet; it has to be put into the link's folder nodes", self.wait, then)
+            case 409:
+                text = f"another node with the key {self.key} is at the link at {self.link}"
+                self._note_missing(text, _TAKEN, ": end it, or give this node a key of its own")
+            case 404 | 429:  # the run does not ask any more; or there were too many requests
+                pass
+            case status:
+                raise NodeError(f"the link at {self.link} refuses this node (HTTP {status}): {refused}")

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from fedax import children
 from fedax.errors import UNSEEN, FedaxError, NodeError
@@ -22,7 +22,7 @@ from fedax.files import rotate
 
 _Stream = IO[bytes] | io.BufferedIOBase
 _ENTRY = struct.Struct("<QQ")  # the sizes of a head and of tensors, between a node and its worker
-_FIRST_PAUSE, _LONGEST_PAUSE, _STEADY = 0.5, 30.0, 60.0  # seconds
+_FIRST_PAUSE, _LONGEST_PAUSE, _STEADY = 0.5, 30.0, 60.0  # seconds before it is started again; of a run that counts
 
 
 @contextmanager
@@ -65,103 +65,71 @@ def free_port() -> int:
     raise NodeError("no port between 20000 and 32000 of this machine is free")
 
 
-def options(**given: object) -> list[str]:
-    """Options of a command line; ``True`` stands for an option without a value.
-
-    Example:
-        >>> options(port=9443, enable_supernode_auth=True)
-        ['--port=9443', '--enable-supernode-auth']
-    """
-    return [
-        f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
-        for name, value in given.items()
-    ]
-
-
 class SupervisedProcess:
-    """A Python module that runs as a child process. The caller restarts it when it is ``due``, after growing pauses.
+    """A Python module that runs as a child process, and is started again when it ends, after growing pauses.
 
-    It ends with this process, even if this one is killed.
+    It ends with this process, even if this one is killed. Ctrl-C in a terminal does not reach it, and its files can be
+    read by this user only.
 
     Args:
         module, arguments: what ``python -m`` is given.
         log: the file that its output goes to, which is rotated; ``None``: it goes to this process's output.
-        environment: variables in addition to this process's own.
         **pipes: ``stdin`` and ``stdout`` as of ``subprocess.Popen``, without a log.
+
+    Attributes:
+        process: the one that runs; ``None``: none does.
     """
 
-    def __init__(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        log: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-        **pipes: int,
-    ):
-        self.module, self.arguments = module, arguments
-        self.log, self.environment, self.pipes = log, environment, pipes
+    def __init__(self, module: str, arguments: Sequence[str], log: Path | None = None, **pipes: int):
+        self.module, self.arguments, self.log, self.pipes = module, arguments, log, pipes
         self.process: subprocess.Popen[bytes] | None = None
         self._pause, self._due, self._began = _FIRST_PAUSE, 0.0, 0.0
 
-    @property
-    def runs(self) -> bool:
-        """Whether it was started and has not been seen to end."""
-        return self.process is not None
+    def keep(self) -> int | None:
+        """Keep it running, called again and again: start it when it is due.
 
-    @property
-    def due(self) -> bool:
-        """Whether it does not run and the pause since it last ended is over."""
-        return self.process is None and time.monotonic() >= self._due
-
-    def start(self) -> None:
-        """Start it. Ctrl-C in a terminal does not reach it, and its files can be read by this user only."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        output = None if self.log is None else os.fdopen(os.open(self.log, flags, 0o600), "ab")
-        try:
-            self.process = children.start(
-                self.module,
-                self.arguments,
-                self.environment,
-                umask=0o077,
-                **({"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output} | self.pipes),
-            )
-        finally:
-            if output is not None:
-                output.close()
-        self._began = time.monotonic()
-
-    def ended(self) -> int | None:
-        """Its exit status, once, after it has ended; then the next start is due after a pause that grows."""
+        Returns:
+            Its exit status, once, after it has ended.
+        """
+        status = None
         if self.log is not None:
             rotate(self.log, held=True)
-        if self.process is None or (status := self.process.poll()) is None:
-            return None
-        self._drop()
-        now = time.monotonic()
-        if now - self._began > _STEADY:
-            self._pause = _FIRST_PAUSE
-        self._due, self._pause = now + self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        if self.process is not None and (status := self.process.poll()) is not None:
+            self._drop(self.process)
+            if (now := time.monotonic()) - self._began > _STEADY:
+                self._pause = _FIRST_PAUSE
+            self._due, self._pause = now + self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        elif self.process is None and time.monotonic() >= self._due:
+            self.start()
         return status
+
+    def start(self) -> None:
+        """Start it now."""
+        given: dict[str, Any] = {"stdin": subprocess.DEVNULL, **self.pipes}
+        with ExitStack() as files:
+            if self.log is not None:
+                number = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                given["stdout"] = given["stderr"] = files.enter_context(os.fdopen(number, "ab"))
+            self.process = children.start(self.module, self.arguments, umask=0o077, **given)
+        self._began = time.monotonic()
 
     def stop(self, grace: float = 5.0) -> None:
         """End it by SIGTERM, and after ``grace`` seconds by SIGKILL."""
-        if self.process is None:
+        if (process := self.process) is None:
             return
         if grace > 0:
-            self.process.terminate()
+            process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(grace)
-        self.process.kill()
-        self.process.wait()
-        self._drop()
+                process.wait(grace)
+        process.kill()
+        process.wait()
+        self._drop(process)
 
-    def _drop(self) -> None:
+    def _drop(self, process: "subprocess.Popen[bytes]") -> None:
         """Forget a process that has ended."""
-        assert self.process is not None
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with suppress(OSError):  # something is left that it has not read
-                    pipe.close()
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            with suppress(OSError):  # something is left that it has not read
+                pipe.close()
         self.process = None
 
 

@@ -1,12 +1,12 @@
 """``python -m fedax.sites.service.worker``: answers a node's questions one by one, in a process that keeps running."""
 
-import argparse
-import importlib
 import json
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from fedax._start import collect_rarely
 from fedax.errors import FedaxError
@@ -32,31 +32,26 @@ def answered(answer: Callable[[Message], Message], parts: Sequence[bytes]) -> li
         return closed(Message({"error": f"{type(error).__name__}: {error}"}))
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(factory: str, arguments: str) -> int:
     """Make the answering function, and answer what comes from the standard input, at the standard output.
 
-    ``--factory MODULE:NAME`` is called with the object of ``--arguments JSON`` as keywords.
+    Args:
+        factory: ``MODULE:NAME`` of what makes it.
+        arguments: its keywords, a JSON object.
     """
-    parser = argparse.ArgumentParser(prog="python -m fedax.sites.service.worker")
-    parser.add_argument("--factory", required=True)
-    parser.add_argument("--arguments", default="{}")
-    given = parser.parse_args(arguments)
     collect_rarely()
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed goes where errors go
-    module, _, name = given.factory.partition(":")
     try:
-        answer = getattr(importlib.import_module(module), name)(**json.loads(given.arguments))
+        answer = pkgutil.resolve_name(factory)(**json.loads(arguments))
     except FedaxError as error:
         print(error, file=sys.stderr)
         return 2
-    while True:
-        try:
-            parts = receive(questions)
-        except EOFError:  # the node has ended
-            return 0
-        send(answers, answered(answer, parts))
+    with suppress(EOFError):  # the node has ended
+        while True:
+            send(answers, answered(answer, receive(questions)))
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))
