@@ -39,7 +39,6 @@ _HEAD = (
     "local steps",
     "objective",
     "at its optimum",
-    "source",
 )
 _EXACT = {
     "always": "yes",
@@ -69,8 +68,8 @@ def table() -> str:
     rows = [f"| {' | '.join(_HEAD)} |", f"|{'---|' * len(_HEAD)}"]
     for name in METHODS:
         aliases = "".join(f" = `{alias}`" for alias in METHODS.get(name).aliases)
-        rows.append(_row(f"[`{name}`](methods/{name}.md){aliases}", _cells(name)))
-        rows += [_row(f"&emsp;`{choice}`", cells) for choice, cells in _choices(name)]
+        rows.append(_row(f"[`{name}`](methods/{name}.md){aliases}", _cells(name)[:-1]))  # its source is on its page
+        rows += [_row(f"&emsp;`{choice}`", cells[:-1]) for choice, cells in _choices(name)]
     return "\n".join(rows) + "\n"
 
 
