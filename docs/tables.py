@@ -39,7 +39,6 @@ _HEAD = (
     "local steps",
     "objective",
     "at its optimum",
-    "source",
 )
 _EXACT = {
     "always": "yes",
@@ -69,9 +68,14 @@ def table() -> str:
     rows = [f"| {' | '.join(_HEAD)} |", f"|{'---|' * len(_HEAD)}"]
     for name in METHODS:
         aliases = "".join(f" = `{alias}`" for alias in METHODS.get(name).aliases)
-        rows.append(_row(f"[`{name}`](methods/{name}.md){aliases}", _cells(name)))
-        rows += [_row(f"&emsp;`{choice}`", cells) for choice, cells in _choices(name)]
+        rows.append(_row(f"[`{name}`](methods/{name}.md){aliases}", _short(_cells(name))))
+        rows += [_row(f"&emsp;`{choice}`", _short(cells)) for choice, cells in _choices(name)]
     return "\n".join(rows) + "\n"
+
+
+def _short(cells: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the source, which is on the method's page, and with the surrogate by its name."""
+    return tuple(cell.replace(_LIMIT["steps"], "surrogate") for cell in cells[:-1])
 
 
 _FACTS = (

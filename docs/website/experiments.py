@@ -57,7 +57,7 @@ def _page(names: list[str]) -> str:
     parts = [
         f"# {where}",
         f"After this page you can run {'these experiments' if len(names) > 1 else 'this experiment'} of the paper, and "
-        "know what the paper leaves open and what is chosen here. [What came out](../experiments.md#recipes) has the "
+        "know what the paper leaves open and what is chosen here. [What came out](../results/recipes.md) has the "
         "results; [References](../references.md) has the paper.",
     ]
     for name in names:

@@ -7,9 +7,8 @@ import os
 import pathlib
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedax.contract.types import Unknown
 from fedax.errors import ConfigError, NodeError
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def public_key(path: pathlib.Path, field: str) -> "EllipticCurvePublicKey":
     return key
 
 
-def _read(path: pathlib.Path, field: str, which: str, load: Callable[[bytes], Unknown]) -> Unknown:
+def _read(path: pathlib.Path, field: str, which: str, load: Callable[[bytes], Any]) -> Any:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
 
