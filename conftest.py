@@ -21,8 +21,9 @@ if not importlib.util.find_spec("griffe"):
 # What stands in these places has a marker (pyproject.toml), and what stands for it in the default suite.
 MARKED = {
     "deploy": (
-        "tests/sites/", "tests/engine/test_attacks.py", "tests/engine/test_desks.py", "tests/engine/test_identity.py",
-        "tests/engine/test_masks.py", "tests/engine/test_paced.py", "tests/engine/test_policy.py",
+        "tests/sites/", "tests/engine/test_attacks.py", "tests/engine/test_desks.py",
+        "tests/engine/test_fingerprint.py", "tests/engine/test_masks.py", "tests/engine/test_paced.py",
+        "tests/engine/test_policy.py",
         "tests/engine/test_remote.py", "tests/engine/test_secure.py", "tests/engine/test_signals.py",
     ),
     "docs": (

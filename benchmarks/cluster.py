@@ -8,12 +8,12 @@ import time
 import numpy as np
 
 from fedax.experiments import runner
-from fedax.experiments.cluster import Crew, Job, Outcome, crew, deliver, engine, jobs
+from fedax.experiments.cluster import ClusterJob, Crew, Outcome, crew, deliver, engine, jobs
 
 BYTES = 100_000  # that come back, as of a run with a small model
 
 
-def nothing(job: Job, perform: object = None) -> Outcome:
+def nothing(job: ClusterJob, perform: object = None) -> Outcome:
     """A job that does nothing, and has results all the same."""
     files = {"metrics.jsonl": b"\0" * BYTES, "config.toml": b"", "about.json": b"", "summary.json": b""}
     return Outcome(job.key, "", files, jobs._digest(job.key, files))
@@ -24,7 +24,7 @@ def measure(number: int, address: str | None) -> tuple[float, float, float]:
     import distributed
 
     config = {"data": {"name": "digits", "clients": 4}, "run": {"rounds": 1}, "methods": [{"name": "fedavg"}]}
-    made = [Job.of(f"job {i}", [config | {"run": {"rounds": 1, "seeds": [i]}}]) for i in range(number)]
+    made = [ClusterJob.of(f"job {i}", [config | {"run": {"rounds": 1, "seeds": [i]}}]) for i in range(number)]
     crew.work = nothing
     with tempfile.TemporaryDirectory() as place:
         began = time.perf_counter()

@@ -963,11 +963,11 @@ def checkpointed(tag: bytes) -> tuple[Any, Callable[[], Any], list[tuple[str, by
     costs = {"clients": 4, "local_steps": 8, "gradients": 8, "bytes_down": 64, "bytes_up": 64, "seconds": 0.5}
     rows = [{"round": k, "train_loss": 0.5 + k, **costs} for k in (0, 2, 4)]
     with tempfile.TemporaryDirectory() as folder:
-        keeper = checkpoint.Keeper(fedax.Checkpoints(folder), [job])
+        checkpointer = checkpoint.Checkpointer(fedax.Checkpoints(folder), [job])
         begun = state()
         if tag == b"h":
             begun.memory.put(np.array([3, 1]), jax.tree.map(lambda leaf: np.stack([leaf, leaf]), memory))
-        keeper.save(checkpoint.Snapshot(begun, 4, [checkpoint.SavedRun(rows, costs, "finished")]))
+        checkpointer.save(checkpoint.Snapshot(begun, 4, [checkpoint.SavedRun(rows, costs, "finished")]))
         (path,) = Path(folder).iterdir()
         content = path.read_bytes()
         files = [(path.name, content)]
@@ -988,9 +988,9 @@ def read_checkpoint(folder: Path, content: bytes) -> Any:
     """Found, and gone on from to the end, in rounds that do nothing."""
     import jax
 
-    from fedax.engine.checkpoint import Checkpoints, Keeper
+    from fedax.engine.checkpoint import Checkpointer, Checkpoints
     from fedax.engine.drive import drive
-    from fedax.engine.loop import Tally
+    from fedax.engine.loop import Counters
 
     tag = content[:1] if content[:1] in (b"h", b"p") else b"d"
     job, state, files = checkpointed(tag)
@@ -1000,10 +1000,10 @@ def read_checkpoint(folder: Path, content: bytes) -> Any:
 
     class Program:
         def prepare(self) -> Any:
-            return state(), Tally(0, 0, 0)
+            return state(), Counters(0, 0, 0)
 
         def advance(self, state: Any, start: int, stop: int) -> Any:
-            return state, Tally(0, 0, 0)
+            return state, Counters(0, 0, 0)
 
         def measure(self, state: Any, index: int) -> Any:
             return [{"train_loss": 0.25}]
@@ -1023,7 +1023,7 @@ def read_checkpoint(folder: Path, content: bytes) -> Any:
         def traffic(self) -> dict[str, Any]:
             return {}
 
-    class Reading(Keeper):
+    class Reading(Checkpointer):
         def save(self, saved: Any) -> None:
             pass
 

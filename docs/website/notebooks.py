@@ -34,8 +34,8 @@ def execute(notebook: str) -> Any:
 
     content = nbformat.read(ROOT / notebook, as_version=4)
     if (needed := missing(content)) is not None:
-        way_out = f"*Shown without outputs: this site was built where `{needed}` is not set.*"
-        content.cells.insert(1, nbformat.v4.new_markdown_cell(way_out))
+        hint = f"*Shown without outputs: this site was built where `{needed}` is not set.*"
+        content.cells.insert(1, nbformat.v4.new_markdown_cell(hint))
         return content
     source = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
     commands = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

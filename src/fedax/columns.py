@@ -23,7 +23,7 @@ Direction = Literal["lower", "higher"]
 
 
 @dataclass(frozen=True)
-class Column:
+class HistoryColumn:
     """The properties of a column.
 
     Attributes:
@@ -46,31 +46,31 @@ class Column:
 
 
 _TABLE = {  # in the order of a table's columns, after the metrics of the task
-    "test_loss": Column("Test loss", better="lower"),
-    "val_loss": Column("Validation loss", better="lower"),
-    "train_loss": Column("Train loss", better="lower"),
-    "objective": Column("Objective F + ψ", better="lower"),
-    "grad_norm_sq": Column("Squared gradient norm ‖∇F(x)‖²", better="lower"),
-    "density": Column("Density"),
-    "round": Column("Rounds", "cost", better="lower", type="whole"),
-    "clients": Column("Clients", "cost", better="lower", type="whole"),
-    "local_steps": Column("Local steps", "cost", better="lower", type="whole"),
-    "gradients": Column("Gradients", "cost", better="lower", type="whole"),
-    "bytes_down": Column("Downloaded", "cost", "B", "lower", "whole"),
-    "bytes_up": Column("Uploaded", "cost", "B", "lower", "whole"),
-    "seconds": Column("Time", "cost", "s", "lower"),
-    "time": Column("Clock time", "cost", "s", "lower"),
-    "epsilon": Column("Privacy spent ε", "privacy", better="lower"),
-    "left_out": Column("Uploads left out", "exclusion", better="lower", type="whole"),
-    "bad_clients": Column("Clients left out", "exclusion", type="ids"),
-    "skipped": Column("Rounds skipped", "exclusion", better="lower", type="whole"),
-    "staleness": Column("Mean staleness", "pace", better="lower", scale="linear"),
-    "staleness_max": Column("Largest staleness", "pace", better="lower", type="whole", scale="linear"),
-    "dropped": Column("Answers thrown away", "pace", better="lower", type="whole", scale="linear"),
-    "heard": Column("Weight of the clients heard", "traffic", "%", scale="linear"),
-    "wire_down": Column("Sent over the network", "traffic", "B", "lower", "whole"),
-    "wire_up": Column("Received over the network", "traffic", "B", "lower", "whole"),
-    "waited": Column("Waited for clients", "traffic", "s", "lower"),
+    "test_loss": HistoryColumn("Test loss", better="lower"),
+    "val_loss": HistoryColumn("Validation loss", better="lower"),
+    "train_loss": HistoryColumn("Train loss", better="lower"),
+    "objective": HistoryColumn("Objective F + ψ", better="lower"),
+    "grad_norm_sq": HistoryColumn("Squared gradient norm ‖∇F(x)‖²", better="lower"),
+    "density": HistoryColumn("Density"),
+    "round": HistoryColumn("Rounds", "cost", better="lower", type="whole"),
+    "clients": HistoryColumn("Clients", "cost", better="lower", type="whole"),
+    "local_steps": HistoryColumn("Local steps", "cost", better="lower", type="whole"),
+    "gradients": HistoryColumn("Gradients", "cost", better="lower", type="whole"),
+    "bytes_down": HistoryColumn("Downloaded", "cost", "B", "lower", "whole"),
+    "bytes_up": HistoryColumn("Uploaded", "cost", "B", "lower", "whole"),
+    "seconds": HistoryColumn("Time", "cost", "s", "lower"),
+    "time": HistoryColumn("Clock time", "cost", "s", "lower"),
+    "epsilon": HistoryColumn("Privacy spent ε", "privacy", better="lower"),
+    "left_out": HistoryColumn("Uploads left out", "exclusion", better="lower", type="whole"),
+    "bad_clients": HistoryColumn("Clients left out", "exclusion", type="ids"),
+    "skipped": HistoryColumn("Rounds skipped", "exclusion", better="lower", type="whole"),
+    "staleness": HistoryColumn("Mean staleness", "pace", better="lower", scale="linear"),
+    "staleness_max": HistoryColumn("Largest staleness", "pace", better="lower", type="whole", scale="linear"),
+    "dropped": HistoryColumn("Answers thrown away", "pace", better="lower", type="whole", scale="linear"),
+    "heard": HistoryColumn("Weight of the clients heard", "traffic", "%", scale="linear"),
+    "wire_down": HistoryColumn("Sent over the network", "traffic", "B", "lower", "whole"),
+    "wire_up": HistoryColumn("Received over the network", "traffic", "B", "lower", "whole"),
+    "waited": HistoryColumn("Waited for clients", "traffic", "s", "lower"),
 }
 _ROUNDING = 1e-7  # relative rounding of float32
 _OF_WEIGHTS = 1e-6  # the rounding of a sum of weights
@@ -119,7 +119,7 @@ def ever_heard(history: Mapping[str, Any], least: float = 1.0) -> bool:
     return bool(np.atleast_1d(heard_enough(history, least))[-max(1, len(history["round"]) - 1) :].any())
 
 
-def describe(name: str) -> Column:
+def describe(name: str) -> HistoryColumn:
     """The column of this name; an unknown name is interpreted by its words.
 
     Example:
@@ -137,8 +137,8 @@ def describe(name: str) -> Column:
     text = " ".join(_SPELT.get(word.lower(), word) for word in name.split("_"))
     label = text[:1].upper() + text[1:]
     if "accuracy" in words and not low:
-        return Column(label, unit="%", better=way, scale="linear")
-    return Column(label, better=way, scale="linear" if high and not low else "log")
+        return HistoryColumn(label, unit="%", better=way, scale="linear")
+    return HistoryColumn(label, better=way, scale="linear" if high and not low else "log")
 
 
 def better(name: str, metrics: Mapping[str, object] | None = None) -> Direction | None:

@@ -25,9 +25,9 @@ from fedax.contract.compression import decoded
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.devices import Place
+from fedax.engine.fingerprint import digest
 from fedax.engine.footprint import footprints
 from fedax.engine.history import Run
-from fedax.engine.identity import digest
 from fedax.engine.job import Job
 from fedax.engine.make import make_job
 from fedax.engine.places.device import one_round, prepare
@@ -313,12 +313,12 @@ class _TestProblem:
             raise
 
 
-def _compare(name: str, one: np.ndarray, other: np.ndarray, way_out: str) -> str:
+def _compare(name: str, one: np.ndarray, other: np.ndarray, hint: str) -> str:
     """Fail unless two final models are equal; return how far they are apart, as text."""
     apart, moved = np.abs(other - one).max(), np.abs(one - _flat(_START)).max()
     text = f"{name}: models {apart / max(moved, 1e-300):.1e} of their way apart"
     if not apart <= _CLOSE * moved:
-        raise _Fails(f"{text}; {way_out}")
+        raise _Fails(f"{text}; {hint}")
     return text
 
 
@@ -341,8 +341,8 @@ def _check_descent(problem: _TestProblem) -> str:
     if not np.isfinite(_flat(run.params)).all():
         raise _Fails(f"{text}: not finite; give a smaller lr, or see whether a sign is wrong")
     if not column[-1] < column[0]:
-        way_out = "an update is y − x and the server adds it; or lr is too large for smoothness 1"
-        raise _Fails(f"{text}: it does not fall; {way_out}")
+        hint = "an update is y − x and the server adds it; or lr is too large for smoothness 1"
+        raise _Fails(f"{text}: it does not fall; {hint}")
     return text
 
 
@@ -366,8 +366,8 @@ def _check_types(problem: _TestProblem) -> str:
                 for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
                     where = f"{what}{jax.tree_util.keystr(at)} of exchange {number}"
                     if leaf.ndim and leaf.dtype == jnp.float64:
-                        way_out = "a NumPy float64 makes it so: use Python numbers, or fedax.zeros_like"
-                        raise _Fails(f"{where} is float64 where the model is {jnp.dtype(kind)}; {way_out}")
+                        hint = "a NumPy float64 makes it so: use Python numbers, or fedax.zeros_like"
+                        raise _Fails(f"{where} is float64 where the model is {jnp.dtype(kind)}; {hint}")
                     if what == "upload" and not jnp.issubdtype(leaf.dtype, jnp.floating):
                         raise _Fails(f"{where} is {leaf.dtype}, of which no mean can be taken; upload floats")
     return "the state keeps its form in float32, bfloat16 and float64"
@@ -378,8 +378,8 @@ def _check_determinism(problem: _TestProblem) -> str:
         if (problem.model() != problem.base).any():
             raise _Fails("two runs of one seed differ; draw random numbers from oracle.key or round.key only")
     if _program(problem)[0] != _program(problem)[0]:
-        way_out = "Python's or NumPy's random numbers, or something that is counted in Python, became a constant"
-        raise _Fails(f"traced twice, it is two programs: {way_out}; take oracle.key, round.key and round.index")
+        hint = "Python's or NumPy's random numbers, or something that is counted in Python, became a constant"
+        raise _Fails(f"traced twice, it is two programs: {hint}; take oracle.key, round.key and round.index")
     return "two runs are equal bit by bit, and two traces are one program"
 
 
@@ -426,11 +426,11 @@ def _check_no_hidden_state(problem: _TestProblem, before: dict[str, str]) -> str
     changed = [name for name in before if after.get(name) != before[name]]
     if changed or (more := {*after} - {*before}):
         name = min(changed or more)
-        way_out = "what changes goes into the server's state or the client's memory: elsewhere no other place finds it"
-        raise _Fails(f"{name} has changed while it ran; {way_out}")
+        hint = "what changes goes into the server's state or the client's memory: elsewhere no other place finds it"
+        raise _Fails(f"{name} has changed while it ran; {hint}")
     if calls := _program(problem)[1] & {*_CALLBACKS}:
-        way_out = "what goes through Python is not counted, and not there on another machine"
-        raise _Fails(f"a round calls back into Python ({min(calls)}); {way_out}")
+        hint = "what goes through Python is not counted, and not there on another machine"
+        raise _Fails(f"a round calls back into Python ({min(calls)}); {hint}")
     return "the method, its class and the variables of its module are as before; no calls into Python"
 
 
@@ -438,12 +438,12 @@ def _check_relabelling(problem: _TestProblem) -> str:
     place = np.argsort(_ORDER)
     rows = {name: leaf[_ORDER] for name, leaf in problem.data.items()}
     cohorts = [[int(place[i]) for i in reversed(cohort)] for cohort in _COHORTS]
-    way_out = "use no client's place: of round.weights and round.steps take sums and means, no single entry"
+    hint = "use no client's place: of round.weights and round.steps take sums and means, no single entry"
     given = {"examples": rows, "weights": _WEIGHTS[_ORDER], "cohorts": cohorts}
 
     def compared() -> str:
-        _compare("equal steps, clients in another order", problem.known, problem.model(**given, steps=3), way_out)
-        return _compare("clients in another order", problem.base, problem.model(**given, steps=_STEPS[_ORDER]), way_out)
+        _compare("equal steps, clients in another order", problem.known, problem.model(**given, steps=3), hint)
+        return _compare("clients in another order", problem.base, problem.model(**given, steps=_STEPS[_ORDER]), hint)
 
     return problem.unless_random(compared)
 
@@ -454,12 +454,12 @@ def _check_splitting(problem: _TestProblem) -> str:
     weights = _WEIGHTS[which] * np.where(which == 3, 0.5, 1.0)
     cohorts = [[*cohort, 5] if 3 in cohort else cohort for cohort in _COHORTS]
     rows = {name: leaf[which] for name, leaf in problem.data.items()}
-    way_out = (
+    hint = (
         "the server has to use the mean with its weights, round.weights, round.data_weights and round.total, and no "
         "number of clients; what a client sends must not be scaled by it"
     )
     given = {"examples": rows, "weights": weights, "steps": _STEPS[which], "cohorts": cohorts}
-    return problem.unless_random(lambda: _compare("one client as two", problem.base, problem.model(**given), way_out))
+    return problem.unless_random(lambda: _compare("one client as two", problem.base, problem.model(**given), hint))
 
 
 def _six(problem: _TestProblem) -> dict[str, Any]:
@@ -471,9 +471,9 @@ def _six(problem: _TestProblem) -> dict[str, Any]:
 
 
 def _check_weight_zero(problem: _TestProblem) -> str:
-    way_out = "its upload is in the mean with weight 0: count no clients, and weigh everything by round.weights"
+    hint = "its upload is in the mean with weight 0: count no clients, and weigh everything by round.weights"
     return problem.unless_random(
-        lambda: _compare("with such a client", problem.base, problem.model(**_six(problem)), way_out)
+        lambda: _compare("with such a client", problem.base, problem.model(**_six(problem)), hint)
     )
 
 
@@ -483,8 +483,8 @@ def _check_unequal_steps(problem: _TestProblem) -> str:
         raise _NotPromised("with these hyper-parameters it is defined for equal steps only")
     steps = np.array([3, 3, 3, 3, 3, 1])  # the sixth has weight 0
     traced = problem.model(**_six(problem) | {"steps": steps})
-    way_out = "oracle.steps is a number or a traced one: loop by fedax.local_steps"
-    text = problem.unless_random(lambda: _compare("τ = 3 compiled in, and given", problem.known, traced, way_out))
+    hint = "oracle.steps is a number or a traced one: loop by fedax.local_steps"
+    text = problem.unless_random(lambda: _compare("τ = 3 compiled in, and given", problem.known, traced, hint))
     if problem.all_clients:
         return text
     gradients = {}
@@ -503,19 +503,19 @@ def _check_identical_clients(problem: _TestProblem) -> str:
     five = problem.model(examples=rows, **_FULL)
     one = {name: leaf[:1] for name, leaf in rows.items()}
     single = problem.model(examples=one, weights=np.ones(1), **_FULL | {"cohorts": [[0]] * 6})
-    way_out = "the server has to use the mean of the uploads, not their sum"
-    return problem.unless_random(lambda: _compare("five and one", single, five, way_out))
+    hint = "the server has to use the mean of the uploads, not their sum"
+    return problem.unless_random(lambda: _compare("five and one", single, five, hint))
 
 
 def _check_chunks(problem: _TestProblem) -> str:
-    way_out = "the server must not use how many places there are: empty ones have round.present false"
-    return _compare("two clients at a time", problem.base, problem.model(place=Place(chunk_size=2)), way_out)
+    hint = "the server must not use how many places there are: empty ones have round.present false"
+    return _compare("two clients at a time", problem.base, problem.model(place=Place(chunk_size=2)), hint)
 
 
 def _check_places(problem: _TestProblem) -> str:
     run = problem.run(place=Place(chunk_size=len(_WEIGHTS), client_memory="host", stream=True))
-    way_out = "client() has to use what it is given only"
-    return _compare("data and memory on the host", problem.base, _flat(run.params), way_out)
+    hint = "client() has to use what it is given only"
+    return _compare("data and memory on the host", problem.base, _flat(run.params), hint)
 
 
 def _check_cohorts(problem: _TestProblem) -> str:
@@ -527,8 +527,8 @@ def _check_cohorts(problem: _TestProblem) -> str:
         raise _Fails("traits() says cohorts='all', and a cohort of two was not refused")
     run = _federation_run(problem, Uniform(2))
     if not np.isfinite(_flat(run.params)).all():
-        way_out = "Σω is not 1 here: divide models and second moments by round.total, or say cohorts='all' in traits()"
-        raise _Fails(f"two of five clients a round: not finite; {way_out}")
+        hint = "Σω is not 1 here: divide models and second moments by round.total, or say cohorts='all' in traits()"
+        raise _Fails(f"two of five clients a round: not finite; {hint}")
     return f"two of five clients a round: loss {run.history['train_loss'][-1]:.4g} after 30 rounds"
 
 
@@ -572,11 +572,11 @@ def _check_sweep(problem: _TestProblem) -> str:
         points = [{"k": 0}, {"k": 1}]
         result = sweep(lambda k: methods[k], points, _TASK, _federation(problem.data, _WEIGHTS), **options)
     if result.programs != 1:
-        way_out = "let numbers be fields without static=True, and choose between branches by strings"
-        raise _Fails(f"two values of its numbers take {result.programs} compiled programs; {way_out}")
-    way_out = "hyper-parameters are traced: use jnp.where in place of if"
+        hint = "let numbers be fields without static=True, and choose between branches by strings"
+        raise _Fails(f"two values of its numbers take {result.programs} compiled programs; {hint}")
+    hint = "hyper-parameters are traced: use jnp.where in place of if"
     for single, swept in zip((problem.base, problem.model(method=half)), result.runs, strict=True):
-        text = _compare("alone and beside another point", single, _flat(swept[0].params), way_out)
+        text = _compare("alone and beside another point", single, _flat(swept[0].params), hint)
     return text
 
 
@@ -733,8 +733,8 @@ def _check_costs(problem: _TestProblem) -> str:
     jax.effects_barrier()
     counted = int(run.history["gradients"][-1])
     if counted != computed[0]:
-        way_out = "ask gradients of the oracle only, by oracle.cond where they depend on the round"
-        raise _Fails(f"{counted} gradients are counted, and {computed[0]} were computed; {way_out}")
+        hint = "ask gradients of the oracle only, by oracle.cond where they depend on the round"
+        raise _Fails(f"{counted} gradients are counted, and {computed[0]} were computed; {hint}")
     cost = footprints(problem.method).cohort
     models = f"{cost.down.models} models down and {cost.up.models} up a client and round"
     return f"{counted} gradients counted and computed in two rounds; {models}"
@@ -756,8 +756,8 @@ def _check_optimum(problem: _TestProblem) -> str:
     far = abs(float(run.params[0]) - target) / spread
     text = f"{far:.1e} of the clients' spread from the optimum after 20,000 rounds"
     if not far < 1e-6:
-        way_out = "the fixed point is another one: see what is weighted by p_i and what by the number of clients"
-        raise _Fails(f"{text}; {way_out}, or change traits()")
+        hint = "the fixed point is another one: see what is weighted by p_i and what by the number of clients"
+        raise _Fails(f"{text}; {hint}, or change traits()")
     return text
 
 

@@ -26,7 +26,7 @@ class ConfigError(FedaxError, ValueError):
     Args:
         field: the setting's name, dotted where it is nested.
         value: what was given.
-        way_out: what is allowed, as a sentence.
+        hint: what is allowed, as a sentence.
 
     Example:
         >>> raise ConfigError("rounds", -1, "give a whole number of at least 1")
@@ -34,9 +34,9 @@ class ConfigError(FedaxError, ValueError):
         fedax.errors.ConfigError: rounds = -1: give a whole number of at least 1
     """
 
-    def __init__(self, field: str, value: object, way_out: str):
-        self.field, self.value, self.way_out = field, value, way_out
-        super().__init__(f"{one_line(field, 200)} = {one_line(_spelled(value), 200)}: {one_line(way_out, 1000)}")
+    def __init__(self, field: str, value: object, hint: str):
+        self.field, self.value, self.hint = field, value, hint
+        super().__init__(f"{one_line(field, 200)} = {one_line(_spelled(value), 200)}: {one_line(hint, 1000)}")
 
 
 class CodeError(ConfigError):
@@ -45,7 +45,7 @@ class CodeError(ConfigError):
     Args:
         field: the function, such as ``task.loss``.
         what: what it did, beginning with a verb.
-        way_out: what to do, as a sentence.
+        hint: what to do, as a sentence.
         place: the file and line, from :func:`place_of`; ``""`` where they are not known.
 
     Example:
@@ -54,10 +54,10 @@ class CodeError(ConfigError):
         fedax.errors.CodeError: apply returned [32, 1]; classes = 2 needs [32, 2] (net.py:7)
     """
 
-    def __init__(self, field: str, what: str, way_out: str, place: str = ""):
-        self.field, self.value, self.way_out, self.place = field, what, way_out, place
+    def __init__(self, field: str, what: str, hint: str, place: str = ""):
+        self.field, self.value, self.hint, self.place = field, what, hint, place
         where = f" ({one_line(place, 300)})" if place else ""
-        Exception.__init__(self, f"{field} {one_line(what, 400)}; {one_line(way_out, 600)}{where}")
+        Exception.__init__(self, f"{field} {one_line(what, 400)}; {one_line(hint, 600)}{where}")
 
 
 class DataError(FedaxError, ValueError):

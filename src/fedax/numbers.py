@@ -54,15 +54,15 @@ def check_number(
     if isinstance(value, jax.core.Tracer):
         return value
     bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-    way_out = f"give a number in {bounds}".replace("-inf", "-∞").replace(", inf]", ", ∞)")
+    hint = f"give a number in {bounds}".replace("-inf", "-∞").replace(", inf]", ", ∞)")
     if isinstance(value, Schedule):
         for reached in value.reached() if hasattr(value, "reached") else ():
             if reached > high or (open_high and reached == high):
-                raise ConfigError(field, value, f"it reaches {reached:.4g}; {way_out.replace('a number', 'values')}")
+                raise ConfigError(field, value, f"it reaches {reached:.4g}; {hint.replace('a number', 'values')}")
         return value
     scalar_array = isinstance(value, np.ndarray | jax.Array) and value.ndim == 0 and value.dtype != bool
     if not scalar_array and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
-        raise ConfigError(field, value, way_out)
+        raise ConfigError(field, value, hint)
     try:
         given = float(value)
     except OverflowError:  # of a whole number or a fraction
@@ -70,7 +70,7 @@ def check_number(
     below = given <= low if open_low else given < low
     above = given >= high if open_high else given > high
     if not math.isfinite(given) or below or above:
-        raise ConfigError(field, value, way_out)
+        raise ConfigError(field, value, hint)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ConfigError(field, value, "a whole number has at most 64 bits; give it with a decimal point")
     return value
@@ -155,8 +155,8 @@ def narrowed(array: np.ndarray, kind: Any, where: str) -> np.ndarray:
 def beyond(kind: Any) -> str:
     """What is wrong with a number that is a :func:`misfit`, and the way out."""
     whole = np.dtype(kind).kind in "iu"
-    way_out = "give it a smaller number, from 0 on" if whole else "correct it, or divide all by a power of ten"
-    return f"beyond {np.dtype(kind)} ({largest(kind):.2g}); {way_out}"
+    hint = "give it a smaller number, from 0 on" if whole else "correct it, or divide all by a power of ten"
+    return f"beyond {np.dtype(kind)} ({largest(kind):.2g}); {hint}"
 
 
 def check_room(size: int, /, **asked: int) -> None:

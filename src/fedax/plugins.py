@@ -51,8 +51,8 @@ def register(what: Any = None, /, *, aliases: Sequence[str] = ()) -> Any:
 def _register(made: Any, name: str, aliases: Sequence[str]) -> Any:
     is_method = isinstance(made, type) and issubclass(made, Algorithm)
     if not is_method and (isinstance(made, type) or not callable(made)):
-        way_out = "give a class that is a fedax.Algorithm, or a function that makes a fedax.Task"
-        raise ConfigError("register", made, way_out)
+        hint = "give a class that is a fedax.Algorithm, or a function that makes a fedax.Task"
+        raise ConfigError("register", made, hint)
     registry: Any = METHODS if is_method else TASKS
     registry.register(name, made, aliases)
     return made

@@ -80,8 +80,8 @@ class Component(NamedTuple):
                 raise unknown(field, name, arguments)
         for name, default in arguments.items():
             if default is inspect.Parameter.empty and name not in given:
-                way_out = f"this is missing; {self.name} takes {', '.join(arguments)}"
-                raise ConfigError(f"{prefix or ''}{name}", None, way_out)
+                hint = f"this is missing; {self.name} takes {', '.join(arguments)}"
+                raise ConfigError(f"{prefix or ''}{name}", None, hint)
 
 
 class Registry:
@@ -165,8 +165,8 @@ class Registry:
             if self._loaded.get(key) == entry.value:
                 continue
             if key in self._names or key in entries:
-                way_out = f"the package {_package(entry)} gives this name too, which is taken; remove that package"
-                raise ConfigError(self.kind, entry.name, way_out)
+                hint = f"the package {_package(entry)} gives this name too, which is taken; remove that package"
+                raise ConfigError(self.kind, entry.name, hint)
             entries[key] = entry
         return entries
 
@@ -272,7 +272,7 @@ def within(section: str, call: Callable[[], Any]) -> Any:
     except CodeError:  # the error names code and not a setting
         raise
     except ConfigError as error:
-        raise ConfigError(f"{section}.{error.field}", error.value, error.way_out) from error
+        raise ConfigError(f"{section}.{error.field}", error.value, error.hint) from error
     except DataError as error:
         raise DataError(f"{section}: {error}") from error
 

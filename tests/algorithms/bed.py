@@ -16,8 +16,8 @@ from fedax.engine.load import Shared, federation_of, on_devices, one_type, start
 from fedax.engine.loop import Federation, Hyper, State
 from fedax.engine.make import make_job
 from fedax.engine.places.device import prepare
-from fedax.engine.plan import Plan, make_plan
-from fedax.engine.simulate import Alone, program
+from fedax.engine.plan import RunPlan, make_plan
+from fedax.engine.simulate import SingleRun, program
 from fedax.federation.census import Census
 from fedax.wire.wire import Wire
 from tests.contract.probe import named, numbered
@@ -89,7 +89,7 @@ class MinimalJob(NamedTuple):
     fed: Federation
     key: Any
     x: fedax.Vector
-    plan: Plan
+    plan: RunPlan
 
 
 def programs_of(
@@ -107,13 +107,13 @@ def programs_of(
     plan = make_plan(census, task, x, work, options["batch_size"], participation, wire)
     method.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
     fed = on_devices(federation_of(census, data, slice(0, data.num_clients)), plan.mesh)
-    return Alone(MinimalJob(Hyper(method, work, participation.bind(data.weights), wire), fed, key, x, plan))
+    return SingleRun(MinimalJob(Hyper(method, work, participation.bind(data.weights), wire), fed, key, x, plan))
 
 
 def first_state(programs: Any) -> State:
     """The state before round 0. Without a warm-up it is made operation by operation, which all methods share."""
     job = programs.job
-    if not isinstance(programs, Alone) or resolve(job.hyper.method, 0).warmup():
+    if not isinstance(programs, SingleRun) or resolve(job.hyper.method, 0).warmup():
         return programs.prepare()[0]
     state, _ = prepare(job.hyper, job.fed, job.key, job.x, job.plan)
     return jax.tree.map(jnp.copy, state)  # for the first round may use its memory, and not that of x
@@ -145,7 +145,7 @@ def path(
     return np.stack(iterates)
 
 
-class Recorded(Alone):
+class Recorded(SingleRun):
     """The program of a run whose history has the model after each round, and is not measured further."""
 
     def measure(self, state: State, index: int) -> list[dict[str, Any]]:

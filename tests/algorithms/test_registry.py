@@ -395,8 +395,8 @@ def test_a_refusal_has_the_name_that_the_paper_has(name, called):
         *((name, "work", "Steps") for name in METHODS if fedax.create(name).traits().steps == "equal"),
     ],
 )
-def test_unequal_steps_that_a_method_cannot_use(name, field, way_out):
-    with pytest.raises(fedax.ConfigError, match=f"{field} = 'unequal local steps': .*{way_out}"):
+def test_unequal_steps_that_a_method_cannot_use(name, field, hint):
+    with pytest.raises(fedax.ConfigError, match=f"{field} = 'unequal local steps': .*{hint}"):
         path(fedax.create(name))
 
 

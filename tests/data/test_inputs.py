@@ -170,11 +170,11 @@ def test_a_data_set_of_hugging_face():
     given = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
     read = data.from_frames(given.select(range(30)), label="ill", client="site")
     assert read.names == ("a", "b") and read.num_examples == 30 and read.transform.classes == ("no", "yes")
-    for other, way_out in (
+    for other, hint in (
         (datasets.DatasetDict({"train": given}), "train"),
         (given.to_iterable_dataset(), "in memory"),
     ):
-        with pytest.raises(DataError, match=way_out):
+        with pytest.raises(DataError, match=hint):
             data.from_frames(other, label="ill", client="site")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import fedax
 from fedax.federation.census import Census
-from fedax.federation.pace import Schedule
+from fedax.federation.pace import EventQueue
 from tests import in_full, mostly_long
 from tests.references import asynchronous as asy
 
@@ -85,7 +85,7 @@ def over_the_queue(method, reference, pace, clock, gradients, steps=ROUNDS):
     def seconds(number, client, *_):
         return float(bound.durations(number, client, gradients[client], 0, 0))
 
-    schedule = Schedule(pace, N, seconds, clock.server, SEED)
+    schedule = EventQueue(pace, N, seconds, clock.server, SEED)
     schedule.until(steps)
     return asy.go(
         reference,

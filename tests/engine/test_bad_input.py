@@ -74,9 +74,9 @@ def test_good_input_gets_as_far_as_the_run():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_arguments_of_a_wrong_type_or_range(field, values, way_out):
+def test_arguments_of_a_wrong_type_or_range(field, values, hint):
     for value in values:
-        with pytest.raises(ConfigError, match=way_out) as caught:
+        with pytest.raises(ConfigError, match=hint) as caught:
             run(**({"place": fedax.Place(chunk_size=value)} if field == "chunk_size" else {field: value}))
         assert caught.value.field == field and caught.value.value is value
         shown = repr(value) if "\n" not in repr(value) else f"a {type(value).__name__}"

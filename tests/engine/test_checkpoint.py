@@ -266,7 +266,7 @@ def test_they_come_by_time(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "time", types.SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     made = []
 
-    class Watched(checkpoint.Keeper):
+    class Watched(checkpoint.Checkpointer):
         """A round takes half a minute, which is longer than a call may take."""
 
         def stop(self, index, to):

@@ -9,7 +9,7 @@ import pytest
 import fedax
 from fedax.engine import drive
 from fedax.engine.history import Costs, History, count
-from fedax.engine.loop import Exclusions, Tally
+from fedax.engine.loop import Counters, Exclusions
 from fedax.engine.make import make_job
 
 from .problem import DATA, TASK
@@ -41,7 +41,7 @@ def test_the_clock_keeps_calls_to_two_seconds_once_it_knows_the_pace():
 
 def test_costs_are_those_of_the_exchanges_that_took_place():
     costs = Costs(TRAFFIC)
-    costs.add(Tally(5, 0, 5), 1, warmup=True)
+    costs.add(Counters(5, 0, 5), 1, warmup=True)
     assert costs.row() == {
         "clients": 5,
         "local_steps": 0,
@@ -50,7 +50,7 @@ def test_costs_are_those_of_the_exchanges_that_took_place():
         "bytes_up": 35,
         "seconds": 0,
     }
-    costs.add(Tally(6, 12, 24), rounds=2, warmup=False)  # one client alone answers the second exchange of each round
+    costs.add(Counters(6, 12, 24), rounds=2, warmup=False)  # one client alone answers the second exchange of each round
     assert costs.bytes_down == 25 + 6 * 10 + 2 * 1000 and costs.bytes_up == 35 + 6 * 100 + 2 * 10000
     other = Costs(TRAFFIC)
     other.take(costs.row())
@@ -59,7 +59,7 @@ def test_costs_are_those_of_the_exchanges_that_took_place():
 
 def test_counts_of_runs_side_by_side_go_to_each():
     histories = [History(TRAFFIC), History(TRAFFIC)]
-    count(histories, Tally(np.array([[1], [2]]), np.array([[3], [4]]), np.array([[5], [6]])), rounds=1)
+    count(histories, Counters(np.array([[1], [2]]), np.array([[3], [4]]), np.array([[5], [6]])), rounds=1)
     assert [(h.costs.clients, h.costs.local_steps, h.costs.gradients) for h in histories] == [(1, 3, 5), (2, 4, 6)]
 
 

@@ -13,12 +13,12 @@ pytest.importorskip("cryptography", reason="needs pip install 'fedax[deploy]'")
 
 import fedax
 from fedax.sites.protocol import masks
-from fedax.sites.protocol.masks import Masks, Offer, Received
+from fedax.sites.protocol.masks import Masks, Offer, ReceivedShares
 from fedax.sites.protocol.roster import Roster
 
 from . import here
 
-PART = masks.Part(1, 0.5, 0.5)
+PART = masks.MaskedPart(1, 0.5, 0.5)
 
 
 class Parties:
@@ -42,7 +42,7 @@ class Parties:
     def masked(self, who: Any) -> dict[int, np.ndarray]:
         return {k: self.nodes[k].masked("0", self.sums[k], self.bits, self.told(k), "?", PART) for k in who}
 
-    def told(self, k: int, **more: Offer) -> dict[int, Received]:
+    def told(self, k: int, **more: Offer) -> dict[int, ReceivedShares]:
         """The offers that node ``k`` gets; ``more``: forged ones that replace them."""
         return {j: offer.to(k) for j, offer in (self.offers | {int(j[1:]): each for j, each in more.items()}).items()}
 
@@ -398,7 +398,7 @@ def test_the_others_keep_to_the_rules_of_a_node(rules, text):
 @pytest.mark.parametrize("share", [None, 7, "é", "A", "not in base64"])
 def test_a_share_that_is_none(share):
     with pytest.raises(fedax.NodeError, match=r"no offer .*6: "):
-        Received.of([*Parties(3, 2).told(0)[1][:6], share])
+        ReceivedShares.of([*Parties(3, 2).told(0)[1][:6], share])
 
 
 @pytest.mark.parametrize("key", [None, "abc", {}, {"public": "AAAA"}, {"public": 7}, {"name": None}, {"more": ""}])
@@ -417,8 +417,8 @@ def test_rules_that_a_node_refuses():
         parties.nodes[0].masked("0", parties.sums[0], 32, wrong, "?", PART)
     for rules in (None, [], [0, 0.9], [1.0, 0.9], [True, 0.9], [1, 0], [1, 1.1], [1, float("nan")], [1, 0.5, 1]):
         with pytest.raises(fedax.NodeError, match="no offer"):
-            Received.of([*fine[1][:3], rules, *fine[1][4:]])
-    assert Received.of([*fine[1][:3], [2, 1], *fine[1][4:]]).rules == masks.Rules(2, 1.0)
+            ReceivedShares.of([*fine[1][:3], rules, *fine[1][4:]])
+    assert ReceivedShares.of([*fine[1][:3], [2, 1], *fine[1][4:]]).rules == masks.Rules(2, 1.0)
 
 
 # ---- figures

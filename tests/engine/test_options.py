@@ -86,7 +86,7 @@ def test_a_setting_is_written_and_read_again(name):
 def test_a_value_of_another_type_is_refused_with_the_hint(name):
     with pytest.raises(fedax.ConfigError) as error:
         check_kinds(Options(**{"rounds": 3, name: object()}))
-    assert error.value.field == name and error.value.way_out == OPTIONS[name].option.hint
+    assert error.value.field == name and error.value.hint == OPTIONS[name].option.hint
 
 
 def test_what_is_part_of_the_identity_is_told_in_plain_texts():

@@ -251,7 +251,7 @@ def test_what_cannot_be_is_refused_before_nodes_are_asked(monkeypatch):
 
 def test_arrivals_that_are_lost_or_changed(tmp_path):
     path, names = tmp_path / "arrivals.csv", ["a", 'b,\u2028"c"']  # a sign at which str.splitlines ends a line
-    trace = paced.Trace(path, names)
+    trace = paced.ArrivalTrace(path, names)
     assert trace.restore((0, 0)) == []
     for number, client in ((1, 1), (0, 0), (2, 1)):
         trace.add(number, client, 0, 0.25, number + 0.5)
@@ -259,7 +259,7 @@ def test_arrivals_that_are_lost_or_changed(tmp_path):
     trace.write()
     trace.add(3, 0, 1, 2.0, 0.5)  # after the checkpoint
     trace.write()
-    again = paced.Trace(path, names)
+    again = paced.ArrivalTrace(path, names)
     assert again.restore(place) == [(1, 1.75), (0, 0.75), (2, 2.75)] and path.read_text().count("\n") == 4
     clock = fedax.Clock.from_csv(path)
     assert clock.latency.clients == {1: names[1], 0: "a", 2: names[1]}

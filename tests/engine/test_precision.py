@@ -6,7 +6,7 @@ import pytest
 
 import fedax
 from fedax import programs
-from fedax.engine.identity import differences
+from fedax.engine.fingerprint import differences
 from fedax.engine.make import make_job
 from fedax.errors import CheckpointError, ConfigError, NodeError
 from fedax.sites.protocol.agreement import Made
@@ -128,7 +128,7 @@ def test_the_program_of_a_run_does_not_depend_on_what_was_traced_before():
     """As in another process: with the caches empty, and under a precision of the caller's."""
     wanted = settings("float32")
     jax.clear_caches()
-    for cache in (fedax.engine.dry_run._dry_run.cache_clear, fedax.engine.identity._known_programs.clear):
+    for cache in (fedax.engine.dry_run._dry_run.cache_clear, fedax.engine.fingerprint._known_programs.clear):
         cache()
     with jax.default_matmul_precision("bfloat16"):
         assert settings("float32") == wanted

@@ -383,7 +383,7 @@ def test_answers_that_are_none():
     for kind, change, text in [
         ("exchange", short, r"\['masked'\] is uint8\[\d+\], expected uint8"),
         ("exchange", head(to="7"), "is to another question"),
-        ("exchange", head(tally=[-1, 0]), "counts"),
+        ("exchange", head(counters=[-1, 0]), "counts"),
         ("offer", head(offer=None), "its masks are none"),
         ("offer", head(offer=offer | {"public": "AAAA"}), "its masks are none"),
         ("offer", head(offer=offer | {"shares": {"1": ""}}), "its masks are none"),
@@ -428,4 +428,6 @@ def test_without_the_packages(monkeypatch):
     monkeypatch.setitem(sys.modules, "Crypto.Protocol.SecretSharing", None)
     with pytest.raises(fedax.ConfigError, match=r"masks .*pip install 'fedax\[deploy\]'"):
         masks.require()
-    assert math.isfinite(len(json.dumps(Offer("", "", masks.Part(1, 0.5, 0.5), masks.Rules(1, 0.9), "", {})._asdict())))
+    assert math.isfinite(
+        len(json.dumps(Offer("", "", masks.MaskedPart(1, 0.5, 0.5), masks.Rules(1, 0.9), "", {})._asdict()))
+    )

@@ -83,7 +83,7 @@ def test_so_does_a_terminal_that_is_closed(whole, tmp_path):
 
 def test_in_the_middle_of_a_stretch(whole, tmp_path, monkeypatch):
     """Where a call ends, without an evaluation."""
-    advance = simulate.Alone.advance
+    advance = simulate.SingleRun.advance
 
     def interrupted(self, state, start, stop):
         if start == 2:
@@ -92,7 +92,7 @@ def test_in_the_middle_of_a_stretch(whole, tmp_path, monkeypatch):
 
     monkeypatch.setattr(drive, "_CALL", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(simulate.Alone, "advance", interrupted)
+        patch.setattr(simulate.SingleRun, "advance", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path)
     assert names(tmp_path) == ["round-000000003"]
@@ -150,7 +150,7 @@ def test_in_another_thread_and_where_they_are_ignored(whole, tmp_path):
 def test_calls_are_bounded_by_the_pace(whole, monkeypatch):
     calls, now = [], [0.0]
 
-    class Watched(simulate.Alone):
+    class Watched(simulate.SingleRun):
         def advance(self, state, start, stop):
             if stop > start:
                 calls.append(stop - start)

@@ -126,7 +126,7 @@ def test_cohorts_and_steps_are_those_of_the_rounds(participation, work):
 def test_of_one_client_time_is_the_sum_of_the_costs(name):
     """One client waits for nobody: all that it computes and sends is on the way of the clock.
 
-    Of the programs of the rounds only the tally is compiled.
+    Of the programs of the rounds only the counters is compiled.
     """
     clock = fedax.Clock(step=1.0, up=1 / 1024, down=1 / 2**20)
     options = {"rounds": 3, "batch_size": 2, "work": fedax.Steps(2), "clock": clock}
@@ -134,13 +134,13 @@ def test_of_one_client_time_is_the_sum_of_the_costs(name):
     given, costs, found = (job.hyper, job.fed, job.key), Costs(job.forms), RoundTimes(job)
     state = jax.eval_shape(lambda: device.prepare(*given, job.x, job.plan)[0])
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
-    tally = jax.jit(lambda state, index: device.one_round(*given, state, index, job.plan)[1])
+    counters = jax.jit(lambda state, index: device.one_round(*given, state, index, job.plan)[1])
     time = found.warmup()
     if job.forms[0]:
         costs.add(jax.jit(lambda: device.prepare(*given, job.x, job.plan)[1])(), 1, warmup=True)
     for index in range(3):
         assert time == int(costs.gradients) + 1024.0 * int(costs.bytes_up) + 2.0**20 * int(costs.bytes_down)
-        costs.add(tally(state, index), 1, warmup=False)
+        costs.add(counters(state, index), 1, warmup=False)
         time = found.after(time, index, index + 1)
     assert time == int(costs.gradients) + 1024.0 * int(costs.bytes_up) + 2.0**20 * int(costs.bytes_down) > 0
 
@@ -343,8 +343,8 @@ def test_a_deadline_is_judged_by_the_draw_of_the_round(tmp_path):
     again = fedax.simulate(method, TASK, DATA, clock=clock, checkpoint=kept, **options)
     np.testing.assert_array_equal(again.params["w"], run.params["w"])
     assert again.left_out == run.left_out and again.history["time"].tolist() == run.history["time"].tolist()
-    way_out = "without rounds there is no draw of a round"
-    with pytest.raises(fedax.ConfigError, match=way_out):
+    hint = "without rounds there is no draw of a round"
+    with pytest.raises(fedax.ConfigError, match=hint):
         fedax.simulate(method, TASK, DATA, clock=clock, pace=fedax.Async(2), rounds=2, work=fedax.Deadline(3.0))
 
 

@@ -20,7 +20,7 @@ import fedax
 from fedax.cli import app
 from fedax.errors import ConfigError, ProcessError
 from fedax.experiments import plan, read, runner, tune
-from fedax.experiments.cluster import Crew, Job, Outcome, crew, engines, jobs
+from fedax.experiments.cluster import ClusterJob, Crew, Outcome, crew, engines, jobs
 from fedax.experiments.study import carry_out, read_study
 from tests import long
 
@@ -75,7 +75,7 @@ def of_one(executor, monkeypatch, work=done):
     """The outcome of one job that does nothing."""
     monkeypatch.setattr(crew, "work", work)
     with Crew(executor, runner.perform) as hands:
-        hands.give(Job("nothing", b"x"))
+        hands.give(ClusterJob("nothing", b"x"))
         return hands.wait(20)[1]
 
 
@@ -98,7 +98,7 @@ def test_a_job_whose_worker_is_gone_runs_again(monkeypatch):
     "damaged",
     [
         lambda outcome: Outcome(outcome.key, "node", {"a.txt": b"b"}, outcome.digest),
-        lambda outcome: done(Job("another", b"y")),
+        lambda outcome: done(ClusterJob("another", b"y")),
         lambda outcome: done(outcome, files={"../a.txt": b"a"}),
         lambda outcome: done(outcome, files={"/tmp/a.txt": b"a"}),
         lambda outcome: None,
@@ -120,13 +120,13 @@ def test_an_executor_that_takes_no_job_and_what_is_none(monkeypatch):
 
 def test_a_worker_with_other_data_or_versions_is_refused(monkeypatch):
     config = SWEEP | {"methods": SWEEP["methods"][:1]}
-    other = Job("x", (config,), data="0" * 16)
+    other = ClusterJob("x", (config,), data="0" * 16)
     monkeypatch.setenv("FEDAX_DATA", "/nowhere")
     assert jobs.work(other, runner.perform).refused.startswith("its data set digits is another one (")
     assert jobs.work(other, runner.perform).refused.endswith("FEDAX_DATA is /nowhere there: copy this side's")
-    mnist = Job("x", (config | {"data": {"name": "mnist", "clients": 3}},), data="0" * 16)
+    mnist = ClusterJob("x", (config | {"data": {"name": "mnist", "clients": 3}},), data="0" * 16)
     assert "(mnist: nothing of it in /nowhere" in jobs.work(mnist, runner.perform).refused
-    old = Job("x", (config,), versions={"fedax": "0.0.1"})
+    old = ClusterJob("x", (config,), versions={"fedax": "0.0.1"})
     here = f"other versions, and rows would not be the same: fedax {fedax.__version__} there and 0.0.1 here"
     assert here in jobs.work(old, runner.perform).refused
     with (

@@ -323,11 +323,11 @@ BAD = [
 @pytest.mark.parametrize(
     ("config", "field", "way_out"), BAD, ids=[f"{field}-{i}" for i, (_, field, _) in enumerate(BAD)]
 )
-def test_bad_input_names_the_field_and_the_way_out(config, field, way_out):
+def test_bad_input_names_the_field_and_the_way_out(config, field, hint):
     with pytest.raises(fedax.DataError if field == "clock: nowhere.csv" else fedax.ConfigError) as caught:
         build(config)
     assert str(caught.value).startswith(field)
-    assert way_out in str(caught.value)
+    assert hint in str(caught.value)
 
 
 def test_absent_data_say_where_they_are_looked_for(monkeypatch, tmp_path):
@@ -417,10 +417,10 @@ def test_another_partition_drops_the_parameters_of_the_former():
         ("run.rounds.at=3", "no section"),
     ],
 )
-def test_bad_overrides(setting, way_out):
+def test_bad_overrides(setting, hint):
     with pytest.raises(fedax.ConfigError) as caught:
         override(copy.deepcopy(GOOD), setting)
-    assert way_out in str(caught.value)
+    assert hint in str(caught.value)
 
 
 def test_every_data_set_has_a_task_and_a_comparison():

@@ -7,7 +7,7 @@ import pytest
 
 import fedax
 from fedax.errors import ConfigError
-from fedax.federation.pace import LiveSchedule, Schedule
+from fedax.federation.pace import EventQueue, LiveEventQueue
 
 
 def fixed(seconds):
@@ -20,7 +20,7 @@ def heard(schedule):
 
 def test_two_clients_by_hand():
     """One takes a second, the other three. At 3 both answer; the one that started first is taken first."""
-    schedule = Schedule(fedax.Async(2, start="idle"), 2, fixed([1.0, 3.0]))
+    schedule = EventQueue(fedax.Async(2, start="idle"), 2, fixed([1.0, 3.0]))
     schedule.until(8)
     assert schedule.times == [1, 2, 3, 3, 4, 5, 6, 6]
     assert heard(schedule) == [[0], [0], [1], [0], [0], [0], [1], [0]]
@@ -29,7 +29,7 @@ def test_two_clients_by_hand():
 
 def test_equal_speeds_and_a_buffer_for_all_are_synchronous_rounds():
     for start in ("uniform", "idle"):
-        schedule = Schedule(fedax.Async(5, 5, start=start), 5, fixed([2.0] * 5), server=0.5)
+        schedule = EventQueue(fedax.Async(5, 5, start=start), 5, fixed([2.0] * 5), server=0.5)
         schedule.until(4)
         assert schedule.times == [2.5, 5, 7.5, 10]
         assert [sorted(step) for step in heard(schedule)] == [[0, 1, 2, 3, 4]] * 4
@@ -39,20 +39,20 @@ def test_equal_speeds_and_a_buffer_for_all_are_synchronous_rounds():
 
 def test_a_grace_gathers_those_that_come_soon_after():
     """At 1.0 the first answers; the second comes .2 later and is waited for, the third is not."""
-    schedule = Schedule(fedax.Async(3, start="idle", grace=0.3), 3, fixed([1.0, 1.2, 2.0]))
+    schedule = EventQueue(fedax.Async(3, start="idle", grace=0.3), 3, fixed([1.0, 1.2, 2.0]))
     schedule.until(4)
     assert schedule.times == [1.0, 1.2, 2.0, pytest.approx(2.3)]  # those two began again at 1.3
     assert [schedule.versions[number] for number in schedule.steps[3]] == [2]
 
 
 def test_nobody_is_waited_for_when_all_have_answered():
-    schedule = Schedule(fedax.Async(2, start="idle", grace=5.0), 2, fixed([1.0, 2.0]))
+    schedule = EventQueue(fedax.Async(2, start="idle", grace=5.0), 2, fixed([1.0, 2.0]))
     schedule.until(4)
     assert schedule.times == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_late_answers_are_thrown_away_and_their_clients_start_anew():
-    schedule = Schedule(fedax.Async(2, start="idle", max_staleness=1), 2, fixed([1.0, 3.5]))
+    schedule = EventQueue(fedax.Async(2, start="idle", max_staleness=1), 2, fixed([1.0, 3.5]))
     schedule.until(9)
     assert [client for step in heard(schedule) for client in step] == [0] * 9
     assert {schedule.clients[number] for number in schedule.dropped} == {1} and len(schedule.dropped) == 2
@@ -60,7 +60,7 @@ def test_late_answers_are_thrown_away_and_their_clients_start_anew():
 
 
 def test_from_one_version_nobody_is_drawn_twice_before_all_others():
-    schedule = Schedule(fedax.Async(6, 3), 4, fixed([1.0, 2.0, 3.0, 50.0]), seed=3)
+    schedule = EventQueue(fedax.Async(6, 3), 4, fixed([1.0, 2.0, 3.0, 50.0]), seed=3)
     schedule.until(200)
     by_version = collections.defaultdict(list)
     for client, version in zip(schedule.clients, schedule.versions, strict=True):
@@ -78,7 +78,7 @@ def test_from_one_version_nobody_is_drawn_twice_before_all_others():
 def test_clients_start_as_often_as_they_should(start, concurrency):
     """Any client: all alike, however slow. Of those that are idle: the slow ones seldom."""
     seconds = np.linspace(1, 9, 20)
-    schedule = Schedule(fedax.Async(concurrency, 5, start=start), 20, fixed(seconds), seed=1)
+    schedule = EventQueue(fedax.Async(concurrency, 5, start=start), 20, fixed(seconds), seed=1)
     schedule.until(4000)
     counts = np.bincount([client for step in heard(schedule) for client in step], minlength=20)
     if start == "uniform":
@@ -88,7 +88,7 @@ def test_clients_start_as_often_as_they_should(start, concurrency):
 
 
 def test_no_client_is_under_way_twice_that_is_taken_from_the_idle_ones():
-    schedule = Schedule(fedax.Async(7, 2, start="idle"), 9, lambda number, client, group: 1 + (number * 37 % 11))
+    schedule = EventQueue(fedax.Async(7, 2, start="idle"), 9, lambda number, client, group: 1 + (number * 37 % 11))
     for steps in range(1, 300):
         schedule.until(steps)
         under_way = [schedule.clients[number] for _, number in schedule._queue]
@@ -96,7 +96,7 @@ def test_no_client_is_under_way_twice_that_is_taken_from_the_idle_ones():
 
 
 def test_who_is_off_begins_when_he_is_on_again():
-    schedule = Schedule(fedax.Async(1), 1, fixed([1.0]), begins=lambda client, time: max(time, 10.0))
+    schedule = EventQueue(fedax.Async(1), 1, fixed([1.0]), begins=lambda client, time: max(time, 10.0))
     schedule.until(2)
     assert schedule.times == [11.0, 12.0]
 
@@ -138,7 +138,7 @@ def test_a_pace_can_be_pasted_back():
 
 def test_nobody_starts_before_the_step_is_over_whose_model_he_gets():
     """Two answers make a step at 1.5, which takes the server until 6.5; who answers at 1.8 waits for it."""
-    schedule = Schedule(fedax.Async(4, 2, start="idle"), 4, fixed([1.0, 1.5, 1.8, 9.0]), server=5.0)
+    schedule = EventQueue(fedax.Async(4, 2, start="idle"), 4, fixed([1.0, 1.5, 1.8, 9.0]), server=5.0)
     schedule.until(3)
     assert schedule.times == [6.5, 11.5, 16.5]
     assert heard(schedule) == [[0, 1], [2, 0], [1, 2]]  # the third began at 6.5, not at 1.8
@@ -150,9 +150,9 @@ def test_nobody_starts_before_the_step_is_over_whose_model_he_gets():
 def test_answers_that_come_from_outside_make_the_schedule_of_their_durations(start, grace, most):
     pace, n = fedax.Async(5, 3, grace=grace, start=start, max_staleness=most), 7
     seconds = np.random.default_rng(1).exponential(size=10_000) + np.arange(10_000) % 3 / 4
-    queue = Schedule(pace, n, lambda number, client, group: seconds[number], seed=4)
+    queue = EventQueue(pace, n, lambda number, client, group: seconds[number], seed=4)
     queue.until(60)
-    told = LiveSchedule(pace, n, seed=4)
+    told = LiveEventQueue(pace, n, seed=4)
     heard = []
     while told.version < 60:
         number = min(told.under_way, key=lambda job: told.begun[job] + seconds[job])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.federation.pace import Schedule
+from fedax.federation.pace import EventQueue
 from tests import in_full
 from tests.references import queue
 
@@ -39,7 +39,7 @@ def tied(number, client):
 )
 def test_times_staleness_and_answers_are_those_of_the_queue(pace, server, duration, full):
     steps = (100_000 if full else 10_000) // pace.buffer
-    schedule = Schedule(pace, N, lambda number, client, group: duration(number, client), server, seed=5)
+    schedule = EventQueue(pace, N, lambda number, client, group: duration(number, client), server, seed=5)
     schedule.until(steps)
     most = np.inf if pace.max_staleness is None else pace.max_staleness
     wanted = queue.schedule(

@@ -53,7 +53,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("name", mostly_long(ALL, *SOME))
-def test_identity_changes_no_bit(name):
+def test_fingerprint_changes_no_bit(name):
     """Neither up nor down; and its messages are as large as what they stand for."""
     plain, both = run(name), run(name, {"up": fedax.Identity(), "down": fedax.Identity()})
     assert bits_of(plain) == bits_of(both)

@@ -195,8 +195,8 @@ def _rates(lr: Any, alpha: Any, w: Any, c: Any) -> tuple[Any, Any]:
         largest = c * lr**2 / (1.0 if w is None else w ** (2 / 3))
         if isinstance(largest, float | int) and largest > 1:
             rule = "c lr²" if w is None else "c lr² / w^(2/3)"
-            way_out = f"alpha begins at {rule} = {largest:.4g}, and has to be at most 1"
-            raise ConfigError("c", c, f"{way_out}; with this lr give a c of at most {c / largest:.4g}")
+            hint = f"alpha begins at {rule} = {largest:.4g}, and has to be at most 1"
+            raise ConfigError("c", c, f"{hint}; with this lr give a c of at most {c / largest:.4g}")
         alpha = c * lr**2 if w is None else PowerDecay(c * lr**2, w, 2 / 3)
     return (lr if w is None else PowerDecay(lr, w, 1 / 3)), alpha
 

@@ -417,16 +417,16 @@ class Ringmaster(Algorithm):
         return ModelState(server.x - self.lr * mean)
 
 
-class Table(NamedTuple):
+class MemoryTable(NamedTuple):
     """Gradients by client: their sums p_i G_i, leaves [N, ...], and how many there are, b_i, [N]."""
 
     sums: Vector
     counts: Any
 
-    def put(self, i: Any, g: Vector) -> "Table":
+    def put(self, i: Any, g: Vector) -> "MemoryTable":
         """With another one of client i; with none where that is N."""
         sums = self.sums.map(lambda rows, new: rows.at[i].add(new, mode="drop"), g)
-        return Table(sums, self.counts.at[i].add(1, mode="drop"))
+        return MemoryTable(sums, self.counts.at[i].add(1, mode="drop"))
 
     def total(self) -> Vector:
         """Σ p_i G_i/b_i."""
@@ -487,7 +487,9 @@ class Ringleader(Algorithm):
         if self.counted is None:
             return RingleaderState(x)
         nobody = jnp.zeros(self.counted.shape, bool)
-        empty = Table(x.map(lambda leaf: jnp.zeros((len(nobody), *leaf.shape), leaf.dtype)), nobody.astype(jnp.int32))
+        empty = MemoryTable(
+            x.map(lambda leaf: jnp.zeros((len(nobody), *leaf.shape), leaf.dtype)), nobody.astype(jnp.int32)
+        )
         return RingleaderState(x, empty, empty, nobody)
 
     def download(self, server: RingleaderState) -> Vector:

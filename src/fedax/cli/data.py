@@ -249,8 +249,8 @@ def fit(
     for line in class_lines(plan_loaded.label or "", list(answers), classes, len(answers)):
         echo(line)
     for note in notes_of_answers(plan_loaded, answers):
-        way_out = f"; plan again with --drop {_shell_quoted(note.column)} to leave it out"
-        echo(f"note: {note}{way_out * (note.looks == 'copy')}")
+        hint = f"; plan again with --drop {_shell_quoted(note.column)} to leave it out"
+        echo(f"note: {note}{hint * (note.looks == 'copy')}")
     transform.save(target)
     if transform.label is not None and transform.label.positive is not None:
         echo(f"AUC and F1 will be of class {printable(transform.label.positive)}; plan with --positive for the other.")

@@ -286,7 +286,7 @@ def deploy_flower(
     echo(f"{folder}: flwr run {shlex.quote(str(folder))}")
 
 
-class Group(typer.core.TyperGroup):
+class DeployGroup(typer.core.TyperGroup):
     """The group of commands; ``node status`` and ``link renew`` are two of them, with names of two words."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -299,7 +299,7 @@ class Group(typer.core.TyperGroup):
 
 
 group = typer.Typer(
-    cls=Group,
+    cls=DeployGroup,
     help="Train on real clients: a link, a node at each site, and the run.",
     epilog="Begin with: fedax deploy local experiment.toml --nodes 3",
     no_args_is_help=True,

@@ -171,8 +171,8 @@ def report_error(error: BaseException) -> int:
         typer.echo(f"error: {one_line(str(error), 5000)}", err=True)  # a file name may contain anything
         return 2
     what = one_line(shlex.join(["fedax", *sys.argv[1:]]), 200)
-    if (way_out := way_out_of(error)) is not None:
-        typer.echo(f"error: {what}: {way_out}; fedax --debug … shows where", err=True)
+    if (hint := way_out_of(error)) is not None:
+        typer.echo(f"error: {what}: {hint}; fedax --debug … shows where", err=True)
         return 2
     summary = one_line(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
     where = _keep_traceback(error, what)
@@ -206,8 +206,8 @@ def way_out_of(error: BaseException) -> str | None:
         errno.ENOENT: "see that it is there and stays there",
         errno.ENAMETOOLONG: "name it shorter",
     }
-    way_out = ways.get(error.errno or 0, "see that the disk and the network work")
-    return f"{one_line(error.strerror or str(error), 300)}{where}; {way_out}"
+    hint = ways.get(error.errno or 0, "see that the disk and the network work")
+    return f"{one_line(error.strerror or str(error), 300)}{where}; {hint}"
 
 
 def _keep_traceback(error: BaseException, what: str) -> str:

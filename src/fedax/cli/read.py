@@ -155,8 +155,8 @@ def diagnose(
                 raise ConfigError(name, value, "a run folder is diagnosed as it is; leave this out")
         record = read(source)
         if "sweep" in record.config:
-            way_out = "it has many points a method; run its best.toml, and diagnose that run"
-            raise ConfigError("source", source, f"this is a sweep: {way_out}")
+            hint = "it has many points a method; run its best.toml, and diagnose that run"
+            raise ConfigError("source", source, f"this is a sweep: {hint}")
         experiment = build(record.config, allow_code=configured(allow_code, source))
     else:
         shorthand = [f"run.rounds={10 if rounds is None else rounds}", *(settings or [])]
@@ -295,8 +295,8 @@ def _public(records: "list[Record]", form: ReportFormat, target: str | None) -> 
     if target is not None:
         raise ConfigError("target", target, "what it cost to reach it is not public; leave it out with --public")
     if len(records) > 1:
-        way_out = "with --public give one folder: its page says what all of its runs have spent together"
-        raise ConfigError("runs", [str(record.folder) for record in records], way_out)
+        hint = "with --public give one folder: its page says what all of its runs have spent together"
+        raise ConfigError("runs", [str(record.folder) for record in records], hint)
     if form not in FORMS:
         raise ConfigError("format", form.value, f"the verdict is not public; take one of {', '.join(FORMS)}")
     return FORMS[form](public(records[0]))

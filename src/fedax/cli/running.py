@@ -180,5 +180,5 @@ def writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Itera
             yield
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
-            way_out = f"it cannot be written ({error.strerror or error}{where}); once it can: {way_on()}"
-            raise ConfigError("out", str(folder), way_out) from error
+            hint = f"it cannot be written ({error.strerror or error}{where}); once it can: {way_on()}"
+            raise ConfigError("out", str(folder), hint) from error

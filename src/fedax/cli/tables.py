@@ -115,8 +115,8 @@ def review(
             raise ConfigError("key", None, "give --key or --state of the node")
         state = key.with_name(f"{key.name}.state")
     if not state.is_dir():
-        way_out = "there is no such folder; the node makes it, with review = true in node.toml"
-        raise ConfigError("state", str(state), way_out)
+        hint = "there is no such folder; the node makes it, with review = true in node.toml"
+        raise ConfigError("state", str(state), hint)
     if why and yes is not False:
         raise ConfigError("why", why, "this goes with --no")
     if yes is not None and not decide(state, yes, why):

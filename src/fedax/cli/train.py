@@ -216,7 +216,7 @@ def compare(
             run_experiment(tables, code, out, tune=tuned, executor=executor)
         except ConfigError as error:
             if error.field == "data.label" and error.value is None:
-                raise ConfigError("--label", None, error.way_out) from None
+                raise ConfigError("--label", None, error.hint) from None
             if error.field != "participation.size" or tables["participation"] != usual:
                 raise
             tables["participation"] = {"kind": "full"}  # there are fewer clients than are drawn by default

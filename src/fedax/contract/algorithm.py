@@ -80,11 +80,11 @@ class Traits(NamedTuple):
             fedax.errors.ConfigError: participation = '3 of 7 clients': LED is defined for full participation only; ...
         """
         if self.cohorts == "all" and missing is not None:
-            way_out = "is defined for full participation only; use Full(), and no guard that leaves clients out"
-            raise ConfigError("participation", missing, f"{self.name} {way_out}")
+            hint = "is defined for full participation only; use Full(), and no guard that leaves clients out"
+            raise ConfigError("participation", missing, f"{self.name} {hint}")
         if self.steps == "equal" and unequal:
-            way_out = f"{self.name} is defined for equal local steps; use Steps(K)"
-            raise ConfigError("work", "unequal local steps", way_out)
+            hint = f"{self.name} is defined for equal local steps; use Steps(K)"
+            raise ConfigError("work", "unequal local steps", hint)
 
 
 class Pace(NamedTuple):

@@ -17,7 +17,7 @@ from fedax.errors import ConfigError, unknown
 from fedax.numbers import check_count, check_number
 
 
-class Rule(NamedTuple):
+class HyperRule(NamedTuple):
     """What a hyper-parameter may be.
 
     Attributes:
@@ -55,7 +55,7 @@ def hyper(default: Unknown, within: str, *, off: bool = False, by_step: bool = F
     def check(field: str, value: Unknown) -> None:
         check_number(field, value, low, high, open_low=open_low, open_high=open_high)
 
-    rule = Rule(check, within, (), off)
+    rule = HyperRule(check, within, (), off)
     return (stepwise if by_step else eqx.field)(**_keywords(default, rule))
 
 
@@ -78,7 +78,7 @@ def choice(default: Unknown, *choices: Unknown, off: bool = False) -> Unknown:
             raise unknown(field, value, choices)
         raise ConfigError(field, value, f"give {' or '.join(_written(each) for each in choices)}")
 
-    return eqx.field(static=True, **_keywords(default, Rule(check, " or ".join(map(repr, choices)), choices, off)))
+    return eqx.field(static=True, **_keywords(default, HyperRule(check, " or ".join(map(repr, choices)), choices, off)))
 
 
 def flag(default: bool = False) -> Unknown:
@@ -88,11 +88,11 @@ def flag(default: bool = False) -> Unknown:
 
 def count(default: Unknown, low: int = 1, *, off: bool = False) -> Unknown:
     """Declare a whole number of at least ``low``; it is static, and decides what is compiled."""
-    rule = Rule(lambda field, value: check_count(field, value, low), f"a whole number of at least {low}", (), off)
+    rule = HyperRule(lambda field, value: check_count(field, value, low), f"a whole number of at least {low}", (), off)
     return eqx.field(static=True, **_keywords(default, rule))
 
 
-def rules(kind: Unknown) -> dict[str, Rule]:
+def rules(kind: Unknown) -> dict[str, HyperRule]:
     """The declared hyper-parameters of a class or object: field -> rule.
 
     Example:
@@ -115,7 +115,7 @@ def check(module: Unknown) -> None:
             value.validate()
 
 
-def _keywords(default: Unknown, rule: Rule) -> dict[str, Unknown]:
+def _keywords(default: Unknown, rule: HyperRule) -> dict[str, Unknown]:
     given = {} if default is dataclasses.MISSING else {"default": default}
     return given | {"metadata": {"rule": rule}}
 

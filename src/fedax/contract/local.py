@@ -230,16 +230,16 @@ class Transformation(Settings):
         given = {**self.numbers, **dict(self.others)}
         if isinstance(self.transformation, optax.GradientTransformation):
             if given:
-                way_out = "its arguments are in it already: give the function, as Optax(optax.sgd, learning_rate=0.1)"
-                raise ConfigError("transformation", self.transformation, way_out)
+                hint = "its arguments are in it already: give the function, as Optax(optax.sgd, learning_rate=0.1)"
+                raise ConfigError("transformation", self.transformation, hint)
             return
-        way_out = "give one of optax, such as optax.sgd(0.1), or optax.sgd and its arguments, learning_rate=0.1"
+        hint = "give one of optax, such as optax.sgd(0.1), or optax.sgd and its arguments, learning_rate=0.1"
         try:
             made = self.transformation(**given)
         except (TypeError, ValueError) as error:
-            raise ConfigError("transformation", self.transformation, f"{way_out} ({error})") from error
+            raise ConfigError("transformation", self.transformation, f"{hint} ({error})") from error
         if not isinstance(made, optax.GradientTransformation):
-            raise ConfigError("transformation", self.transformation, way_out)
+            raise ConfigError("transformation", self.transformation, hint)
 
 
 class Optax(Solver):

@@ -120,14 +120,14 @@ class Oracle:
         self.add(*taken)
         return out
 
-    def equal_steps(self, field: str, way_out: str) -> int:
+    def equal_steps(self, field: str, hint: str) -> int:
         """τ, where all clients take the same number of steps in all rounds.
 
         Raises:
             ConfigError: about ``field``: they do not.
         """
         if not isinstance(self.steps, int):
-            raise ConfigError(field, "unequal local steps", way_out)
+            raise ConfigError(field, "unequal local steps", hint)
         return self.steps
 
     @property

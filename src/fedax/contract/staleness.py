@@ -103,8 +103,8 @@ def staleness(given: Unknown) -> Staleness | None:
     if given is None or isinstance(given, Staleness):
         return given
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        way_out = "give a fedax Staleness, such as fedax.PolynomialStaleness(0.5), or {name = 'polynomial', …}"
-        raise ConfigError("staleness", given, way_out)
+        hint = "give a fedax Staleness, such as fedax.PolynomialStaleness(0.5), or {name = 'polynomial', …}"
+        raise ConfigError("staleness", given, hint)
     table = dict(given)
     found: Staleness = STALENESS.bind(table.pop("name"), table, section="staleness")[0]
     return found

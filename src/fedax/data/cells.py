@@ -153,8 +153,8 @@ def check_range(name: str, numbers: np.ndarray, given: Any) -> None:
     if len(rows):
         outline = f"column {shown(name)} has {len(rows)} number{'s' * (len(rows) > 1)} beyond float32 (3.4e38)"
         value = given.iloc[int(rows[0])]
-        way_out = "correct it, leave the cell empty, or divide the column by a power of ten"
-        raise CellError(outline, f"row {rows[0]} is {shown(getattr(value, 'item', lambda: value)())}; {way_out}")
+        hint = "correct it, leave the cell empty, or divide the column by a power of ten"
+        raise CellError(outline, f"row {rows[0]} is {shown(getattr(value, 'item', lambda: value)())}; {hint}")
 
 
 class Cells:

@@ -210,9 +210,9 @@ def unnamed(path: Path, at: int, cells: Sequence[str | None]) -> str:
         return f"having an empty column {at + 1}, which is left out"
     if at == 0 and all(cell == str(k) for k, cell in enumerate(cells)):
         return "having an index in column 1, which is left out"
-    way_out = "the first line has to name each column"
+    hint = "the first line has to name each column"
     index = "; pandas leaves its index out by to_csv(index=False)" if at == 0 else ""
-    raise DataError(f"{path}: column {at + 1} has cells and no name; {way_out}{index}")
+    raise DataError(f"{path}: column {at + 1} has cells and no name; {hint}{index}")
 
 
 def _named(path: Path, rows: Any) -> tuple[Any, list[str]]:
@@ -319,8 +319,8 @@ def _checked(path: Path, content: bytes, names: list[str], separator: str) -> An
                     table.append(row[: len(names)] + [""] * (len(names) - len(row)))
                 begin = rows.line_num + 1
         except csv.Error:  # more characters than csv takes
-            way_out = f"has a cell of more than {csv.field_size_limit()} characters; is its quote closed?"
-            raise DataError(f"{path}: line {begin} {way_out}") from None
+            hint = f"has a cell of more than {csv.field_size_limit()} characters; is its quote closed?"
+            raise DataError(f"{path}: line {begin} {hint}") from None
     if cut:
         raise DataError(f"{path}: {cut}, and is the last; is the file cut off?")
     notes = []
@@ -416,8 +416,8 @@ def read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: st
         if numbers.unsure is not None and marks is None:
             cell = shown(numbers.unsure)
             what = f"column {shown(name)} has {cell}, which is {numbers.unsure.replace(',', '.')} or "
-            way_out = 'give decimal="," (--decimal ,) or decimal="." (--decimal .)'
-            raise DataError(f"{path}: {what}{numbers.unsure.replace(',', '')}; {way_out}")
+            hint = 'give decimal="," (--decimal ,) or decimal="." (--decimal .)'
+            raise DataError(f"{path}: {what}{numbers.unsure.replace(',', '')}; {hint}")
         dotted = marks == "," and not numbers.points  # 1.234 is above 1000
         column = columns[name]
         if (values := _floats(column)) is not None and dotted:

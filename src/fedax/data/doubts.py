@@ -152,8 +152,8 @@ def in_words(doubts: Doubts) -> str:
 def refuse(doubts: Doubts) -> None:
     """Raise a DataError if there are doubts, or if the range in training of a column is unknown."""
     if doubts.unknown:
-        way_out = "train again to have them, or leave strict out"
-        raise DataError(f"columns {few(doubts.unknown)}: their ranges in training are not known; {way_out}")
+        hint = "train again to have them, or leave strict out"
+        raise DataError(f"columns {few(doubts.unknown)}: their ranges in training are not known; {hint}")
     if doubts:
         first = doubts.found[0]
         where = f"first in column {shown(first.column)}, row {first.rows[0]}"

@@ -149,8 +149,8 @@ class FederatedData:
                 if array.shape[1:] != first.shape[1:]:
                     raise DataError(f"{name}: examples of shape {array.shape[1:]}, client 0 has {first.shape[1:]}")
                 if _kind(array) != _kind(first):
-                    way_out = "give all clients the same type of numbers"
-                    raise DataError(f"{name}: {array.dtype}, client 0 has {first.dtype}; {way_out}")
+                    hint = "give all clients the same type of numbers"
+                    raise DataError(f"{name}: {array.dtype}, client 0 has {first.dtype}; {hint}")
             sizes.append(lengths.pop())
             every.append(arrays)
         pooled = [np.concatenate(arrays) for arrays in zip(*every, strict=True)]
@@ -391,10 +391,10 @@ def _check_containers(name: str, tree: Any) -> None:
             first = first[0]
         if isinstance(first, bool | int | float | complex | str | np.generic):
             lengths = sorted({len(row) for row in tree if isinstance(row, list | tuple)})
-            way_out = "give an array: np.asarray(...)"
+            hint = "give an array: np.asarray(...)"
             if len(lengths) > 1:
-                way_out = f"its rows have {lengths[0]} to {lengths[-1]} entries: bring them to one length, in an array"
-            raise DataError(f"{name}: a Python {type(tree).__name__}; {way_out}")
+                hint = f"its rows have {lengths[0]} to {lengths[-1]} entries: bring them to one length, in an array"
+            raise DataError(f"{name}: a Python {type(tree).__name__}; {hint}")
         for k, part in enumerate(tree):
             _check_containers(f"{name}[{k}]", part)
 
@@ -416,14 +416,14 @@ def check_is_array(name: str, leaf: Any) -> None:
     kind, package = type(leaf).__name__, type(leaf).__module__.partition(".")[0]
     if hasattr(leaf, "nnz") and hasattr(leaf, "toarray"):
         size = 4 * int(np.prod(leaf.shape, dtype=np.int64))
-        way_out = f"x = x.astype(np.float32).toarray(), which takes {_in_bytes(size)}"
-        raise DataError(f"{name}: a sparse {kind} of shape {leaf.shape}; fedax computes with dense arrays: {way_out}")
+        hint = f"x = x.astype(np.float32).toarray(), which takes {_in_bytes(size)}"
+        raise DataError(f"{name}: a sparse {kind} of shape {leaf.shape}; fedax computes with dense arrays: {hint}")
     if package in ("datasets", "polars", "pyarrow"):
         raise DataError(f"{name}: a {kind}; fedax.data.from_frames(table, label=…, client=…) reads it")
     if hasattr(leaf, "__getitem__") and not hasattr(leaf, "__array__") and not isinstance(leaf, Sequence):
-        way_out = "x, y = map(np.stack, zip(*(dataset[k] for k in range(len(dataset))))); data = {'x': x, 'y': y}"
+        hint = "x, y = map(np.stack, zip(*(dataset[k] for k in range(len(dataset))))); data = {'x': x, 'y': y}"
         pictures = "of pictures with channels first also x = np.moveaxis(x, 1, -1)"
-        raise DataError(f"{name}: a {kind}, not arrays: {way_out}; {pictures}")
+        raise DataError(f"{name}: a {kind}, not arrays: {hint}; {pictures}")
     if hasattr(leaf, "__iter__") and hasattr(leaf, "dataset"):
         raise DataError(f"{name}: a {kind}; give arrays of its .dataset, and batch_size to the run")
 
@@ -458,8 +458,8 @@ def _check_numbers(name: str, leaf: Any, array: np.ndarray, find: Callable[[int]
         raise DataError(f"{name}: numbers stored as Python objects; use .astype(np.float32) or .astype(np.int32)")
     value = array[at]
     if isinstance(value, str | bytes):
-        way_out = "give numbers, of labels for instance np.unique(labels, return_inverse=True)[1]"
-        what = f"is text, {value[:50]!r}; {way_out}"
+        hint = "give numbers, of labels for instance np.unique(labels, return_inverse=True)[1]"
+        what = f"is text, {value[:50]!r}; {hint}"
     elif np.ndim(value) or isinstance(value, list | tuple):
         what = f"is a {type(value).__name__} of {len(value)} entries in an array of objects; bring all to one shape"
     else:
@@ -482,8 +482,8 @@ def _check_range(name: str, leaf: Any, array: np.ndarray, find: Callable[[int], 
             at = tuple(np.argwhere(~np.isfinite(block))[0].tolist())
             what = "NaN" if np.isnan(block[at]) else str(block[at])
             client, row = find(start + at[0])
-            way_out = "numbers have to be finite: clean the data first"
-            raise ExampleError(_entry(name, leaf, at[1:]), row, f"is {what}; {way_out}", client)
+            hint = "numbers have to be finite: clean the data first"
+            raise ExampleError(_entry(name, leaf, at[1:]), row, f"is {what}; {hint}", client)
         if (place := misfit(block, kind)) is not None:
             client, row = find(start + place[0])
             more = f"is {block[place]}, {beyond(kind)}, or enable jax_enable_x64"
@@ -507,8 +507,8 @@ def _names(names: Any, clients: int) -> tuple[str, ...]:
     given = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (names,)
     if len(given) != clients or not all(map(_printable, given)):
         wrong = next((f", {name!r} among them" for name in given if not _printable(name)), "")
-        way_out = "give each of them one text that can be printed"
-        raise DataError(f"names: {len(given)} for {clients} clients{wrong}; {way_out}")
+        hint = "give each of them one text that can be printed"
+        raise DataError(f"names: {len(given)} for {clients} clients{wrong}; {hint}")
     if len({*given}) < clients:
         twice = next(name for k, name in enumerate(given) if name in given[:k])
         raise DataError(f"names: two clients are called {twice!r}; give each its own")

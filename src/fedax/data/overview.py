@@ -194,18 +194,18 @@ class Overview(Document):
             sentences.append(f"Shown are {len(self.columns)} of {self.wide} columns, those with a note first.")
         return sentences
 
-    def lines(self, way_out: Callable[[str], str] | None = _in_python, most: int = _MOST_NOTES) -> list[str]:
+    def lines(self, hint: Callable[[str], str] | None = _in_python, most: int = _MOST_NOTES) -> list[str]:
         """The notes, a line for each column; where more than ``most`` are alike, one for all of them.
 
         Args:
-            way_out: gives the option that leaves out a column; default: that of Python. ``None``: no option is shown.
+            hint: gives the option that leaves out a column; default: that of Python. ``None``: no option is shown.
             most: at least 1.
         """
 
         def suggestion(note: Note, which: str) -> str:
             if note.looks in _WAYS_OUT:
                 return f"; {_WAYS_OUT[note.looks]}" if _WAYS_OUT[note.looks] else ""
-            return "" if way_out is None or note.column in ("", *label) else f"; {way_out(note.column)} {which}"
+            return "" if hint is None or note.column in ("", *label) else f"; {hint(note.column)} {which}"
 
         label = {each.name for each in self.columns if each.kind == "label"}
         ways: dict[str, list[str]] = {}

@@ -73,8 +73,8 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, min_size: int = 10
         reached = max(reached, int(counts.sum(axis=0).min()))
         if reached >= min_size:
             return _deal(rows, counts, generator)
-    way_out = f"in {_DRAWS} draws the smallest client got {reached} examples at best; lower it, raise alpha ({alpha:g})"
-    raise ConfigError("min_size", min_size, f"{way_out} or take fewer clients ({clients})")
+    hint = f"in {_DRAWS} draws the smallest client got {reached} examples at best; lower it, raise alpha ({alpha:g})"
+    raise ConfigError("min_size", min_size, f"{hint} or take fewer clients ({clients})")
 
 
 def dirichlet_labels(labels: np.ndarray, clients: int, alpha: float, seed: int = 0) -> list[np.ndarray]:
@@ -267,8 +267,8 @@ def pathological(labels: np.ndarray, clients: int, classes: int = 2, seed: int =
     if check_count("classes", classes) > len(rows):
         raise ConfigError("classes", classes, f"there are {len(rows)}; give at most so many a client")
     if clients * classes < len(rows):
-        way_out = f"{clients} clients of {classes} classes cannot hold {len(rows)}; raise clients or classes"
-        raise ConfigError("classes", classes, way_out)
+        hint = f"{clients} clients of {classes} classes cannot hold {len(rows)}; raise clients or classes"
+        raise ConfigError("classes", classes, hint)
     generator = _generator(seed)
     held: list[list[int]] = [[] for _ in rows]  # by class, the clients
     for client in generator.permutation(clients):
@@ -278,8 +278,8 @@ def pathological(labels: np.ndarray, clients: int, classes: int = 2, seed: int =
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for of_class, holders in zip(rows, held, strict=True):
         if len(of_class) < len(holders):
-            way_out = f"a class has {len(of_class)} examples for {len(holders)} clients; take fewer clients"
-            raise ConfigError("clients", clients, way_out)
+            hint = f"a class has {len(of_class)} examples for {len(holders)} clients; take fewer clients"
+            raise ConfigError("clients", clients, hint)
         for client, part in zip(holders, np.array_split(generator.permutation(of_class), len(holders)), strict=True):
             parts[client].append(part)
     return _sorted([np.concatenate(pieces) for pieces in parts])

@@ -743,10 +743,10 @@ def _same_columns(by_client: Mapping[str, Mapping[str, Any]], chosen: Mapping[st
             if left := sorted(name for name in missing if chosen.get(name) != "drop"):
                 every = {*like}.union(*by_client.values()) - {*like}.intersection(*by_client.values())
                 few = sorted(name for name in every if chosen.get(name) != "drop")[:20]  # that not all have
-                way_out = f"drop=[{', '.join(map(shown, few))}] leaves {'it' if len(few) == 1 else 'them'} out"
+                hint = f"drop=[{', '.join(map(shown, few))}] leaves {'it' if len(few) == 1 else 'them'} out"
                 options = " ".join(f"--drop {shlex.quote(name)}" for name in few)
                 what = f"it has no column {shown(left[0])}, which {has_it} has"
-                raise DataError(f"{lacks}: {what}; {way_out}, or {options}")
+                raise DataError(f"{lacks}: {what}; {hint}, or {options}")
     extra = [name for has in by_client.values() for name in has if name not in like]
     return [*like, *dict.fromkeys(extra)]
 
@@ -886,8 +886,8 @@ def _task(label: str, facts: Mapping[str, Facts], task: Any) -> Any:
     if numbers < present <= 2 * numbers and max(each.different for each in facts.values()) > _CLASSES:
         client, each = next((client, each) for client, each in facts.items() if each.numbers < each.present)
         what = f"label {shown(label)} is a number in {numbers} of {present} rows, but not in {present - numbers}"
-        way_out = "correct these cells, leave their rows out, or say task='classification'"
-        raise UnreadLabel(client, f"{what}, {each.present - each.numbers} of them here; {way_out}")
+        hint = "correct these cells, leave their rows out, or say task='classification'"
+        raise UnreadLabel(client, f"{what}, {each.present - each.numbers} of them here; {hint}")
     numbers = all(each.numbers and not (each.words or each.dates or each.zeros) for each in facts.values())
     whole = numbers and all(each.whole == each.numbers for each in facts.values())
     few = max(each.different for each in facts.values()) <= _CLASSES
@@ -1032,9 +1032,9 @@ def _median(counts: Sequence[Counts]) -> float:
 def check_coding(label: str, counts: Counted) -> None:
     """Raise a DataError if the classes of a label look coded in two ways."""
     if how := two_codings(counts):
-        way_out = "write them in one way in the files, or go on with each text as a class of its own by check_labels="
-        way_out += "False (data.check_labels=false in a configuration, --no-check-labels of fedax data and deploy)"
-        raise DataError(f"label {shown(label)} looks coded in two ways: {how}; {way_out}")
+        hint = "write them in one way in the files, or go on with each text as a class of its own by check_labels="
+        hint += "False (data.check_labels=false in a configuration, --no-check-labels of fedax data and deploy)"
+        raise DataError(f"label {shown(label)} looks coded in two ways: {how}; {hint}")
 
 
 def class_names(label: str, counts: Sequence[Counts], positive: str | None = None) -> tuple[str, ...]:

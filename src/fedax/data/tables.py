@@ -457,8 +457,8 @@ def _only_split(folder: Path) -> Path:
         return folder
     splits = _told(folder / "dataset_dict.json", "splits", str)
     if len(splits) != 1:
-        way_out = f"name the folder of one of them, such as {str(folder / splits[0])!r}" if splits else "it has none"
-        raise ConfigError("folders", str(folder), f"its dataset_dict.json has the splits {few(splits)}; {way_out}")
+        hint = f"name the folder of one of them, such as {str(folder / splits[0])!r}" if splits else "it has none"
+        raise ConfigError("folders", str(folder), f"its dataset_dict.json has the splits {few(splits)}; {hint}")
     return folder / splits[0]
 
 
@@ -491,8 +491,8 @@ def _in_memory(frames: Any, client: str | None, chosen: Mapping[str, str]) -> di
     """Client's name -> its table of pandas, from all that :func:`from_frames` takes."""
     if not isinstance(frames, Mapping):
         if client is None:
-            way_out = "say whose each row is, client=COLUMN, or give client's name -> its table"
-            raise DataError(f"frames: a {type(frames).__name__}; {way_out}")
+            hint = "say whose each row is, client=COLUMN, or give client's name -> its table"
+            raise DataError(f"frames: a {type(frames).__name__}; {hint}")
         return _divided({"table": _table_of(frames, chosen)}, client)
     if type(frames).__name__ == "DatasetDict":
         raise DataError(f"frames: a DatasetDict of {few(frames)}; give one of them, dataset[{next(iter(frames))!r}]")
@@ -510,8 +510,8 @@ def _table_of(table: Any, chosen: Mapping[str, str]) -> Any:
         table = table.with_format("arrow")[:]  # the rows that are selected, in their order
         kind = "pyarrow"
     elif kind == "datasets":
-        way_out = "give one in memory: datasets.Dataset.from_list(list(stream))"
-        raise DataError(f"table: {type(table).__name__} is read as a stream; {way_out}")
+        hint = "give one in memory: datasets.Dataset.from_list(list(stream))"
+        raise DataError(f"table: {type(table).__name__} is read as a stream; {hint}")
     if kind == "pyarrow" and hasattr(table, "schema"):
         return as_pandas(_arrow_to_pandas(table, Path("table"), chosen, None))
     return as_pandas(table)
@@ -739,8 +739,8 @@ def _arrow_to_pandas(table: Any, path: Path, columns: Any, size: Sequence[int] |
                 values_read[:] = pictures
                 columns_read[field.name] = pandas.Series(values_read, dtype=object)
             elif kind is None:
-                way_out = f"drop=[{shown(field.name)}] leaves it out"
-                raise DataError(f"{path}: column {shown(field.name)} holds {shown(str(field.type))}; {way_out}")
+                hint = f"drop=[{shown(field.name)}] leaves it out"
+                raise DataError(f"{path}: column {shown(field.name)} holds {shown(str(field.type))}; {hint}")
             elif field.name in names:
                 codes = column.cast("int64").to_pandas()
                 numbers = codes.fillna(-1).to_numpy(np.int64)

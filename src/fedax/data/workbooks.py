@@ -59,8 +59,8 @@ def read_workbook(path: Path, decimal: str | None = None, texts: Sequence[str] =
         try:
             notes.append(unnamed(path, columns.index(column), [text for text, _ in column[1:]]))
         except DataError as error:
-            way_out = f"in sheet {shown(title)} remove titles and merged cells above the table"
-            raise DataError(f"{error}; {way_out}") from None
+            hint = f"in sheet {shown(title)} remove titles and merged cells above the table"
+            raise DataError(f"{error}; {hint}") from None
         kept.remove(column)
     names = names_of(path, [column[0][0] for column in kept])
     exact = {*map(column_name, texts)}

@@ -1,8 +1,8 @@
 """Asynchronous rounds as one compiled program: clients start group by group, and their answers wait in a box.
 
-The schedule (:class:`fedax.federation.pace.Schedule`) says on the host who starts from which version and whose answers
-make each step. Between two steps the model does not change, so clients that start then do their work side by side, as
-a cohort does. Their uploads go into slots of a box until the step that they are part of.
+The event queue (:class:`fedax.federation.pace.EventQueue`) says on the host who starts from which version and whose
+answers make each step. Between two steps the model does not change, so clients that start then do their work side by
+side, as a cohort does. Their uploads go into slots of a buffer until the step that they are part of.
 """
 
 import dataclasses
@@ -18,17 +18,17 @@ from fedax.contract.compression import decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
-from fedax.engine.clients import Box, Post
+from fedax.engine.clients import BufferUse, UploadBuffer
 from fedax.engine.evaluate import OneJob, measured
 from fedax.engine.job import Job
 from fedax.engine.loop import (
     Clients,
+    Counters,
     Federation,
     Hyper,
     Request,
     Response,
     State,
-    Tally,
     chosen_state,
     converse,
     exchanges,
@@ -37,7 +37,7 @@ from fedax.engine.loop import (
     stage_key,
 )
 from fedax.engine.places.device import Device, nothing, prepare, settle
-from fedax.engine.plan import Plan, loops
+from fedax.engine.plan import RunPlan, loops
 from fedax.engine.timetable import Group, Timetable, together
 from fedax.programs import compiled
 
@@ -45,7 +45,7 @@ from fedax.programs import compiled
 class _Arrivals:
     """The place of a group: its clients start, and the answers of the step come out of the box."""
 
-    def __init__(self, device: Device, starting: Clients, group: Group, box: Box):
+    def __init__(self, device: Device, starting: Clients, group: Group, box: UploadBuffer):
         self.device, self.box, self._starting, self._group = device, box, starting, group
         self.accepted: Tree = ()  # whether the uploads of those that started count
 
@@ -53,7 +53,7 @@ class _Arrivals:
         wire = dataclasses.replace(request.wire, apart=True)
         asked = request._replace(clients=self._starting, counts=self._starting.present, wire=wire)
         group = self._group
-        begun = self.device.answer(asked, Post(self.box, group.slots, request.clients, group.heard_slots))
+        begun = self.device.answer(asked, BufferUse(self.box, group.slots, request.clients, group.heard_slots))
         self.accepted, taken = begun.accepted, begun.total
         all_ = jax.tree.map(lambda all_, new: all_.at[group.slots].set(new), self.box.accepted, self.accepted)
         self.box = taken.box._replace(accepted=all_)
@@ -66,7 +66,9 @@ class _Arrivals:
         return self.device.conclude(request, response)
 
 
-def one_group(hyper: Hyper, fed: Federation, key: Array, state: State, group: Group, plan: Plan) -> tuple[State, Tally]:
+def one_group(
+    hyper: Hyper, fed: Federation, key: Array, state: State, group: Group, plan: RunPlan
+) -> tuple[State, Counters]:
     """Start the clients of a group, and take the step that follows it, if one does."""
     method = resolve(hyper.method, group.version)
     steps = group.steps if plan.steps is None else jnp.int32(plan.steps)
@@ -89,7 +91,7 @@ def one_group(hyper: Hyper, fed: Federation, key: Array, state: State, group: Gr
     return State(server, kept, exclusions, place.box), done
 
 
-def heard_of(fed: Federation, key: Array, group: Group, plan: Plan) -> tuple[Clients, Round]:
+def heard_of(fed: Federation, key: Array, group: Group, plan: RunPlan) -> tuple[Clients, Round]:
     """The clients whose answers make the step after a group, and what the server knows of it; ``key``: the run's."""
     heard = placed(fed, group.heard, group.weights.astype(fed.weights.dtype), group.heard_steps, plan)
     round_ = round_of(heard, group.version, stage_key(key, group.version, "exchanges"), plan)
@@ -97,32 +99,32 @@ def heard_of(fed: Federation, key: Array, group: Group, plan: Plan) -> tuple[Cli
 
 
 def some_groups(
-    hyper: Hyper, fed: Federation, key: Array, state: State, groups: Group, number: Array, plan: Plan
-) -> tuple[State, Tally]:
-    """Run the first ``number`` of some groups: the new state, and the tally."""
+    hyper: Hyper, fed: Federation, key: Array, state: State, groups: Group, number: Array, plan: RunPlan
+) -> tuple[State, Counters]:
+    """Run the first ``number`` of some groups: the new state, and the counters."""
 
-    def body(index: Array, carry: tuple[State, Tally]) -> tuple[State, Tally]:
+    def body(index: Array, carry: tuple[State, Counters]) -> tuple[State, Counters]:
         state, before = carry
         group = jax.tree.map(lambda leaf: leaf[index], groups)
-        state, tally = one_group(hyper, fed, key, state, group, plan)
-        return state, jax.tree.map(jnp.add, before, tally)
+        state, counters = one_group(hyper, fed, key, state, group, plan)
+        return state, jax.tree.map(jnp.add, before, counters)
 
-    state, tally = jax.lax.fori_loop(0, number, body, (state, nothing()))
-    return _settled(state, plan), tally
+    state, counters = jax.lax.fori_loop(0, number, body, (state, nothing()))
+    return _settled(state, plan), counters
 
 
 def begin(
-    hyper: Hyper, fed: Federation, key: Array, x: Vector, upload: Tree, slots: int, plan: Plan
-) -> tuple[State, Tally]:
+    hyper: Hyper, fed: Federation, key: Array, x: Vector, upload: Tree, slots: int, plan: RunPlan
+) -> tuple[State, Counters]:
     """The state before the first group, with an empty box; ``upload``: zeros in the form of an upload."""
-    state, tally = prepare(hyper, fed, key, x, plan)
+    state, counters = prepare(hyper, fed, key, x, plan)
     uploads = jax.tree.map(lambda leaf: jnp.zeros((plan.devices, slots + 1, *leaf.shape), leaf.dtype), upload)
     accepted: Tree = jnp.zeros(slots + 1, bool) if hyper.wire.guard is not None else ()
-    box = Box(uploads, jnp.zeros(slots + 1, jnp.int32), accepted)
-    return _settled(state._replace(box=box), plan), tally
+    box = UploadBuffer(uploads, jnp.zeros(slots + 1, jnp.int32), accepted)
+    return _settled(state._replace(box=box), plan), counters
 
 
-def _settled(state: State, plan: Plan) -> State:
+def _settled(state: State, plan: RunPlan) -> State:
     """The state with its sharding fixed."""
     uploads, state = state.box.uploads, settle(state._replace(box=state.box._replace(uploads=())), plan)
     if plan.mesh is not None:
@@ -157,27 +159,29 @@ class Asynchronous(OneJob):
     def pace(self, index: int, which: int) -> dict[str, Unknown]:
         return self._times.late(index)
 
-    def prepare(self) -> tuple[State, Tally]:
+    def prepare(self) -> tuple[State, Counters]:
         job, slots = self.job, self._times.slots
-        found: tuple[State, Tally] = _begin(job.hyper, job.fed, job.key, job.x, no_upload(job), slots, job.plan)
+        found: tuple[State, Counters] = _begin(job.hyper, job.fed, job.key, job.x, no_upload(job), slots, job.plan)
         return found
 
-    def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        job, tallies = self.job, []
+    def advance(self, state: State, start: int, stop: int) -> tuple[State, Counters]:
+        job, all_counters = self.job, []
         for (rows,), number in together([self._times], start, stop, job.fed.weights.dtype):
-            state, tally = _advance(job.hyper, job.fed, job.key, state, rows, number, job.plan)
-            tallies.append(tally)
+            state, counters = _advance(job.hyper, job.fed, job.key, state, rows, number, job.plan)
+            all_counters.append(counters)
         self._times.until(min(2 * stop - start, job.rounds))  # what will be needed next, while the device works
-        done = [np.array(jax.device_get(tally[:3])) for tally in tallies]
-        tally = Tally(*np.sum(done, axis=0).tolist())._replace(uploads=self._times.answers(start, stop))
-        return state, tally
+        done = [np.array(jax.device_get(counters[:3])) for counters in all_counters]
+        counters = Counters(*np.sum(done, axis=0).tolist())._replace(uploads=self._times.answers(start, stop))
+        return state, counters
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         return measured(self.job, state.server, index)
 
 
 @compiled(static=["slots", "plan"])
-def _begin(hyper: Hyper, fed: Tree, key: Array, x: Vector, upload: Tree, slots: int, plan: Plan) -> tuple[State, Tally]:
+def _begin(
+    hyper: Hyper, fed: Tree, key: Array, x: Vector, upload: Tree, slots: int, plan: RunPlan
+) -> tuple[State, Counters]:
     return begin(hyper, fed, key, x, upload, slots, plan)
 
 

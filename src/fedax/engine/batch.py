@@ -23,9 +23,9 @@ from fedax.engine.asynchronous import begin, no_upload, some_groups, timetable_o
 from fedax.engine.devices import Place, in_precision
 from fedax.engine.evaluate import model_after, of_model, on_host, rows, with_objective
 from fedax.engine.job import Job
-from fedax.engine.loop import Federation, Hyper, State, Tally
+from fedax.engine.loop import Counters, Federation, Hyper, State
 from fedax.engine.places.device import prepare, some_rounds
-from fedax.engine.plan import Plan, fitting, is_small, loops
+from fedax.engine.plan import RunPlan, fitting, is_small, loops
 from fedax.engine.timetable import Group, together
 from fedax.metrics.base import HostMetric
 from fedax.programs import compiled
@@ -35,7 +35,7 @@ _NUMBERS = 300_000  # floating-point numbers of models at work side by side on a
 _WAITING = 4 / 3  # so much of the time that cohorts take on all cores may seeds take that are spread over them
 
 
-class Block(NamedTuple):
+class BatchPlan(NamedTuple):
     """Points and seeds that run side by side, all combinations; ``new``: whether it needs a program of its own."""
 
     points: list[int]
@@ -43,7 +43,7 @@ class Block(NamedTuple):
     new: bool
 
 
-def blocks_of(jobs: list[list[Job]], seeds: int, width: int | None) -> list[Block]:
+def blocks_of(jobs: list[list[Job]], seeds: int, width: int | None) -> list[BatchPlan]:
     """Points that differ in numbers only, cut so that they fit; blocks of one group have one form where possible."""
     groups: dict[Tree, list[int]] = {}
     for i, (job, *_) in enumerate(jobs):
@@ -70,7 +70,7 @@ def blocks_of(jobs: list[list[Job]], seeds: int, width: int | None) -> list[Bloc
         along = _even(seeds, max(1, most // across))
         for first in range(0, len(members), across):
             for start in range(0, seeds, along):
-                block = Block(members[first : first + across], list(range(seeds))[start : start + along], False)
+                block = BatchPlan(members[first : first + across], list(range(seeds))[start : start + along], False)
                 extent = (form, len(block.points), len(block.seeds))
                 blocks.append(block._replace(new=extent not in extents or not alike))
                 extents.add(extent)
@@ -202,32 +202,32 @@ class Batch:
         self.timetables = [] if first.pacing is None else [timetable_of(row[0]) for row in jobs]
         self._last_models: tuple[list[weakref.ref[Array]], int, Tree] = ([], -1, None)
 
-    def prepare(self) -> tuple[State, Tally]:
+    def prepare(self) -> tuple[State, Counters]:
         if self.timetables:
             upload, slots = no_upload(self.jobs[0][0]), self.timetables[0].slots
-            state, tally = _begin(*self.shared, self.x, upload, slots=slots, plan=self.plan, **self.axes)
+            state, counters = _begin(*self.shared, self.x, upload, slots=slots, plan=self.plan, **self.axes)
         else:
-            state, tally = _prepare(*self.shared, self.x, self.secrets, plan=self.plan, **self.axes)
-        return state, self._own(tally)
+            state, counters = _prepare(*self.shared, self.x, self.secrets, plan=self.plan, **self.axes)
+        return state, self._own(counters)
 
-    def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
+    def advance(self, state: State, start: int, stop: int) -> tuple[State, Counters]:
         if self.timetables:
             return self._advance_groups(state, start, stop)
-        state, tally = _advance(*self.shared, state, start, stop, plan=self.plan, **self.axes)
-        return state, self._own(tally)
+        state, counters = _advance(*self.shared, state, start, stop, plan=self.plan, **self.axes)
+        return state, self._own(counters)
 
-    def _advance_groups(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        tallies = []
+    def _advance_groups(self, state: State, start: int, stop: int) -> tuple[State, Counters]:
+        all_counters = []
         for groups, number in together(self.timetables, start, stop, self.jobs[0][0].fed.weights.dtype):
             groups += groups[-1:] * (len(self.keys) - len(groups))  # padding
             rows = jax.tree.map(lambda *leaves: np.stack(leaves), *groups)
-            state, tally = _some_groups(*self.shared, state, rows, number, plan=self.plan, **self.axes)
-            tallies.append(tally)
+            state, counters = _some_groups(*self.shared, state, rows, number, plan=self.plan, **self.axes)
+            all_counters.append(counters)
         clients, steps, gradients = (
-            sum(leaves) for leaves in zip(*(self._own(tally[:3]) for tally in tallies), strict=True)
+            sum(leaves) for leaves in zip(*(self._own(counters[:3]) for counters in all_counters), strict=True)
         )
         answers = np.repeat([table.answers(start, stop) for table in self.timetables], self.points)
-        return state, Tally(clients, steps, gradients)._replace(uploads=answers)
+        return state, Counters(clients, steps, gradients)._replace(uploads=answers)
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         models, penalties = _models(self.varying, self.common, state.server, index, **self.axes)
@@ -352,29 +352,37 @@ def _hyper(varying: Tree, common: Tree) -> Hyper:
 
 @_batched("points", "none", "data", "seeds", "seeds", "both")
 def _prepare(
-    varying: Tree, common: Tree, fed: Federation, key: Array, x: Vector, own: Array, *, plan: Plan
-) -> tuple[State, Tally]:
+    varying: Tree, common: Tree, fed: Federation, key: Array, x: Vector, own: Array, *, plan: RunPlan
+) -> tuple[State, Counters]:
     return prepare(secret.with_noise(_hyper(varying, common), own), fed, key, x, plan)
 
 
 @_batched("points", "none", "data", "seeds", "both", "none", "none", donate=["state"], options=loops)
 def _advance(
-    varying: Tree, common: Tree, fed: Federation, key: Array, state: State, start: Tree, stop: Array, *, plan: Plan
-) -> tuple[State, Tally]:
+    varying: Tree, common: Tree, fed: Federation, key: Array, state: State, start: Tree, stop: Array, *, plan: RunPlan
+) -> tuple[State, Counters]:
     return some_rounds(_hyper(varying, common), fed, key, state, start, stop, plan)
 
 
 @_batched("points", "none", "data", "seeds", "seeds", "none", static=["slots", "plan"])
 def _begin(
-    varying: Tree, common: Tree, fed: Federation, key: Array, x: Vector, upload: Tree, *, slots: int, plan: Plan
-) -> tuple[State, Tally]:
+    varying: Tree, common: Tree, fed: Federation, key: Array, x: Vector, upload: Tree, *, slots: int, plan: RunPlan
+) -> tuple[State, Counters]:
     return begin(_hyper(varying, common), fed, key, x, upload, slots, plan)
 
 
 @_batched("points", "none", "data", "seeds", "both", "seeds", "none", donate=["state"], options=loops)
 def _some_groups(
-    varying: Tree, common: Tree, fed: Federation, key: Array, state: State, groups: Group, number: Array, *, plan: Plan
-) -> tuple[State, Tally]:
+    varying: Tree,
+    common: Tree,
+    fed: Federation,
+    key: Array,
+    state: State,
+    groups: Group,
+    number: Array,
+    *,
+    plan: RunPlan,
+) -> tuple[State, Counters]:
     return some_groups(_hyper(varying, common), fed, key, state, groups, number, plan)
 
 

@@ -30,10 +30,10 @@ from fedax.columns import COSTS, EXCLUSIONS, HEARD, PACE, TIME, TRAFFIC, describ
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
 from fedax.engine import processes, secret
-from fedax.engine.clients import Box
+from fedax.engine.clients import UploadBuffer
 from fedax.engine.devices import placed_like
 from fedax.engine.evaluate import columns, public_columns
-from fedax.engine.identity import differences, same_versions, settings_of, versions
+from fedax.engine.fingerprint import differences, same_versions, settings_of, versions
 from fedax.engine.job import Job, with_folder_secret
 from fedax.engine.loop import State
 from fedax.engine.memory import ClientMemory
@@ -152,7 +152,7 @@ class Snapshot(NamedTuple):
     runs: list[SavedRun]
 
 
-class Keeper:
+class Checkpointer:
     """Writes and finds the checkpoints of jobs that run side by side; restores the signal handlers when it exits.
 
     Args:
@@ -191,8 +191,8 @@ class Keeper:
         if wanted.best is not None and wanted.best not in known:
             raise unknown("checkpoint.best", wanted.best, known)
         if wanted.best is not None and (public := public_columns(self.job)) is not None and wanted.best not in public:
-            way_out = "it is measured on clients, and which model was best would tell of them; name a public column"
-            raise ConfigError("checkpoint.best", wanted.best, way_out)
+            hint = "it is measured on clients, and which model was best would tell of them; name a public column"
+            raise ConfigError("checkpoint.best", wanted.best, hint)
         self._upwards = wanted.upwards_of(self.job.plan.task.metrics)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -200,8 +200,8 @@ class Keeper:
                 pass
             self.jobs = self._with_secrets(jobs, places, pathlib.Path(key_folder or self.folder))
         except OSError as error:
-            way_out = f"cannot write there ({error.strerror}); give another folder"
-            raise ConfigError("checkpoint.folder", str(self.folder), way_out) from error
+            hint = f"cannot write there ({error.strerror}); give another folder"
+            raise ConfigError("checkpoint.folder", str(self.folder), hint) from error
         self._settings = _settings_of_all(self.jobs, points)
         # Checkpoints of another job are refused before anything is compiled.
         self.best = [self._find_best(i) for i in range(len(jobs))]
@@ -215,7 +215,7 @@ class Keeper:
             with_folder_secret(job, folder, place) for job, place in zip(jobs, places or [0] * len(jobs), strict=True)
         ]
 
-    def __enter__(self) -> "Keeper":
+    def __enter__(self) -> "Checkpointer":
         return self
 
     def __exit__(self, *error: Unknown) -> None:
@@ -242,7 +242,7 @@ class Keeper:
         dense = [name for name in _TENSORS if self._lanes or name != "memory"]
         with _opened(paths[0]) as file:
             parts = {name: self._state(paths[0], file, _TENSORS[name], self._kept(state, name)) for name in dense}
-        if isinstance(state.box, Box) and not self._lanes:
+        if isinstance(state.box, UploadBuffer) and not self._lanes:
             parts["box"] = state.box.filled(parts["box"])
         memory = parts["memory"] if self._lanes else self._memory(state.memory, paths)
         self._time, self._round = time.monotonic(), index
@@ -297,7 +297,7 @@ class Keeper:
     def _kept(self, state: State, name: str) -> Tree:
         """A part of a state in the form of files: a single run may go on on other devices."""
         part = getattr(state, name)
-        return part.kept() if isinstance(part, Box) and not self._lanes else part
+        return part.kept() if isinstance(part, UploadBuffer) and not self._lanes else part
 
     def _state(self, path: pathlib.Path, file: Unknown, name: str, like: Tree) -> Tree:
         """A part of the state, placed like the one that it replaces; padding has copies of the last entry."""

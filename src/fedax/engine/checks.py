@@ -46,9 +46,9 @@ def check_parts(algorithm: Unknown, task: Unknown, data: Unknown, options: Optio
         ("task", task, Task, _task_of(task)),
         ("data", data, Census, _data_of(data)),
     )
-    for name, value, kind, way_out in required:
+    for name, value, kind, hint in required:
         if not isinstance(value, kind):
-            raise ConfigError(name, value, way_out)
+            raise ConfigError(name, value, hint)
     check_kinds(options)
     algorithm.validate()
     assert options.work is not None and options.participation is not None
@@ -166,11 +166,11 @@ def check_host_metrics(task: Task, census: Census, parts: Mapping[str, Tree]) ->
     """No metric that needs all answers in one place, where held-out examples are at the nodes of real clients."""
     for name, metric in task.whole_metrics.items():
         if isinstance(metric, HostMetric) and any(n and part not in parts for part, n in census.held.items()):
-            way_out = (
+            hint = (
                 "it needs all answers on one host, and the held-out examples are at the nodes: take a metric that is "
                 "made of sums, such as fedax.metrics.AUC(), or give the server held-out examples of its own"
             )
-            raise ConfigError(f"task.metrics[{name!r}]", metric, way_out)
+            raise ConfigError(f"task.metrics[{name!r}]", metric, hint)
 
 
 def check_aggregator(aggregate: Aggregator | None, algorithm: Algorithm, x: Vector) -> None:
@@ -195,8 +195,8 @@ def check_uploads(aggregate: Aggregator | None, algorithm: Algorithm, forms: For
         upload = jax.eval_shape(decoded, upload)
         changes = any(map(is_change, jax.tree.leaves(upload, is_leaf=is_change)))
         if changes or (not aggregate.gathers and (not isinstance(upload, Vector) or number)):
-            way_out = f"{type(algorithm).__name__} uploads more than an update of the model; use another, or none"
-            raise ConfigError("aggregate", type(aggregate).__name__, way_out)
+            hint = f"{type(algorithm).__name__} uploads more than an update of the model; use another, or none"
+            raise ConfigError("aggregate", type(aggregate).__name__, hint)
 
 
 def check_feedback(aggregate: Aggregator | None, up: Compressor) -> None:

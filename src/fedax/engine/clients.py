@@ -13,8 +13,8 @@ from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.oracle import Oracle, OracleCalls
 from fedax.contract.types import Array, Number, Tree
 from fedax.engine.devices import placed_like
-from fedax.engine.loop import Clients, Federation, Tally, empty_place, exchange_key
-from fedax.engine.plan import Plan
+from fedax.engine.loop import Clients, Counters, Federation, empty_place, exchange_key
+from fedax.engine.plan import RunPlan
 from fedax.wire.sums import along, by_kind
 from fedax.wire.wire import Wire
 
@@ -44,7 +44,7 @@ class ClientResult(NamedTuple):
     upload: Tree
 
 
-class Box(NamedTuple):
+class UploadBuffer(NamedTuple):
     """Uploads under way or waiting for a step of a server that does not wait.
 
     Attributes:
@@ -58,22 +58,22 @@ class Box(NamedTuple):
     device: Array
     accepted: Tree
 
-    def kept(self) -> "Box":
+    def kept(self) -> "UploadBuffer":
         """The same on the host, in one box for all devices, leaves [1, slots + 1, ...]."""
         device = np.asarray(self.device)
         one = lambda leaf: np.asarray(leaf)[device, np.arange(len(device))][None]  # noqa: E731
-        return Box(jax.tree.map(one, self.uploads), device, jax.tree.map(np.asarray, self.accepted))
+        return UploadBuffer(jax.tree.map(one, self.uploads), device, jax.tree.map(np.asarray, self.accepted))
 
-    def filled(self, kept: "Box") -> "Box":
+    def filled(self, kept: "UploadBuffer") -> "UploadBuffer":
         """The same with what was kept, of as many devices or others."""
         devices = jax.tree.leaves(self.uploads)[0].shape[0]
         every = jax.tree.map(lambda leaf, like: np.broadcast_to(leaf, like.shape), kept.uploads, self.uploads)
-        box = Box(every, kept.device % devices, kept.accepted)
-        found: Box = jax.tree.map(placed_like, box, self)
+        box = UploadBuffer(every, kept.device % devices, kept.accepted)
+        found: UploadBuffer = jax.tree.map(placed_like, box, self)
         return found
 
 
-class Post(NamedTuple):
+class BufferUse(NamedTuple):
     """What an exchange does with a box: the uploads of its clients go in, and after that those of a step come out.
 
     Attributes:
@@ -83,13 +83,13 @@ class Post(NamedTuple):
         heard_slots: [K] where their uploads are.
     """
 
-    box: Box
+    box: UploadBuffer
     slots: Array
     heard: Clients
     heard_slots: Array
 
 
-class Taken(NamedTuple):
+class BufferOutput(NamedTuple):
     """The box after an exchange, and what came out of it.
 
     Attributes:
@@ -98,17 +98,17 @@ class Taken(NamedTuple):
         uploads: these, leaves [K, ...]; else ``()``.
     """
 
-    box: Box
+    box: UploadBuffer
     total: Tree
     uploads: Tree
 
 
-Client = Callable[[Tree, Clients], tuple[Tree, ClientResult, Tally]]
+Client = Callable[[Tree, Clients], tuple[Tree, ClientResult, Counters]]
 Watch = Callable[[Tree, Tree, OracleCalls], None]
 
 
-def client_program(stage: str, number: int, plan: Plan, watch: Watch | None, shared: SharedInputs) -> Client:
-    """``run(memory, client) -> (upload, result, tally)`` for one client in exchange ``number`` of a stage.
+def client_program(stage: str, number: int, plan: RunPlan, watch: Watch | None, shared: SharedInputs) -> Client:
+    """``run(memory, client) -> (upload, result, counters)`` for one client in exchange ``number`` of a stage.
 
     ``watch`` is called with the upload, the memory and what was asked of the oracle while JAX traces them.
     """
@@ -116,7 +116,7 @@ def client_program(stage: str, number: int, plan: Plan, watch: Watch | None, sha
     exchange: Exchange = getattr(method, stage)()[number]
     key = exchange_key(key, number)
 
-    def run(memory: Tree, client: Clients) -> tuple[Tree, ClientResult, Tally]:
+    def run(memory: Tree, client: Clients) -> tuple[Tree, ClientResult, Counters]:
         oracle = oracle_of(client, fed, key, index, plan)
         upload, memory = exchange.client(download, memory, oracle)
         if watch is not None:
@@ -124,13 +124,13 @@ def client_program(stage: str, number: int, plan: Plan, watch: Watch | None, sha
         upload, accepted = wire.sent(upload, oracle.client, plan.num_clients, download)
         upload, gathered = ((), upload) if wire.gathers else (upload, ())
         present = client.present.astype(jnp.int32)
-        tally = Tally(jnp.zeros_like(present), oracle.local_steps * present, oracle.gradients * present)
-        return upload, ClientResult(memory, accepted, gathered), tally
+        counters = Counters(jnp.zeros_like(present), oracle.local_steps * present, oracle.gradients * present)
+        return upload, ClientResult(memory, accepted, gathered), counters
 
     return run
 
 
-def oracle_of(client: Clients, fed: Federation, key: Array, index: Array, plan: Plan) -> Oracle:
+def oracle_of(client: Clients, fed: Federation, key: Array, index: Array, plan: RunPlan) -> Oracle:
     """What one client may ask of its data in an exchange; ``key`` is the exchange's."""
     id_ = jnp.minimum(client.ids, plan.num_clients - 1)
     return Oracle(
@@ -156,12 +156,12 @@ def contribute(
     shared: SharedInputs,
     memory: Tree,
     clients: Clients,
-    plan: Plan,
-    post: Post | None = None,
-) -> tuple[Tree, ClientResult, Tally]:
-    """The weighted sum of the clients' uploads, the result of each, and the tally of their work, over all devices.
+    plan: RunPlan,
+    post: BufferUse | None = None,
+) -> tuple[Tree, ClientResult, Counters]:
+    """The weighted sum of the clients' uploads, the result of each, and the counters of their work, over all devices.
 
-    With a ``post`` the uploads go into its box, and :class:`Taken` is in the place of the sum.
+    With a ``post`` the uploads go into its box, and :class:`BufferOutput` is in the place of the sum.
     """
     if plan.mesh is None:
         return _on_device(make(shared), shared.wire, memory, clients, plan, post)
@@ -180,36 +180,42 @@ def contribute(
         post = post._replace(box=post.box._replace(uploads=(), device=device), slots=slots)
 
     def local(
-        shared: SharedInputs, post: Post | None, memory: Tree, clients: Clients, uploads: Tree
-    ) -> tuple[tuple[Tree, Tally], ClientResult, Tree]:
+        shared: SharedInputs, post: BufferUse | None, memory: Tree, clients: Clients, uploads: Tree
+    ) -> tuple[tuple[Tree, Counters], ClientResult, Tree]:
         here = jax.lax.axis_index(axis)
         if post is not None:  # this device's part
             slots = jax.lax.dynamic_slice_in_dim(post.slots, here * each, each)
             post = post._replace(box=post.box._replace(uploads=uploads), slots=slots)
-        total, results, tally = _on_device(make(shared), shared.wire, memory, clients, plan, post, here)
+        total, results, counters = _on_device(make(shared), shared.wire, memory, clients, plan, post, here)
         if post is not None:
             uploads, total = total.box.uploads, total[1:]
-        return jax.lax.psum((total, tally), axis), results, uploads
+        return jax.lax.psum((total, counters), axis), results, uploads
 
     # Without the check of replication: with it, the gradient at a model that all devices have in common would be summed
     # over the devices in every local step.
     specs = (P(), P(axis), P(axis))
     spread = jax.shard_map(local, mesh=plan.mesh, in_specs=(P(), *specs, P(axis)), out_specs=specs, check_vma=False)
-    (total, tally), results, uploads = spread(shared, post, memory, clients, uploads)
+    (total, counters), results, uploads = spread(shared, post, memory, clients, uploads)
     if post is not None:
-        total = Taken(post.box._replace(uploads=uploads), *total)
-    return total, jax.tree.map(lambda leaf: leaf[:size] if places is None else leaf[places[:size]], results), tally
+        total = BufferOutput(post.box._replace(uploads=uploads), *total)
+    return total, jax.tree.map(lambda leaf: leaf[:size] if places is None else leaf[places[:size]], results), counters
 
 
 def _on_device(
-    client: Client, wire: Wire, memory: Tree, clients: Clients, plan: Plan, post: Post | None, device: Number = 0
-) -> tuple[Tree, ClientResult, Tally]:
+    client: Client,
+    wire: Wire,
+    memory: Tree,
+    clients: Clients,
+    plan: RunPlan,
+    post: BufferUse | None,
+    device: Number = 0,
+) -> tuple[Tree, ClientResult, Counters]:
     """As :func:`contribute`, of one device: what it has of the sum."""
     if post is None:
-        total, _, results, tally = _in_chunks(client, wire, memory, clients, plan)
-        return total, results, tally
+        total, _, results, counters = _in_chunks(client, wire, memory, clients, plan)
+        return total, results, counters
     rows = jax.tree.map(lambda leaf: leaf[0], post.box.uploads)
-    _, rows, results, tally = _in_chunks(client, wire, memory, clients, plan, rows, post.slots)
+    _, rows, results, counters = _in_chunks(client, wire, memory, clients, plan, rows, post.slots)
     box = post.box._replace(uploads=jax.tree.map(lambda leaf: leaf[None], rows))
     # Of a client that does not count 0 is read: 0 times what is not finite is no number.
     counts = (box.device[post.heard_slots] == device) & (post.heard.data_weights > 0)
@@ -219,9 +225,9 @@ def _on_device(
         return jax.tree.map(lambda leaf: jnp.where(along(counts, leaf[slots]), leaf[slots], 0), rows)
 
     if dataclasses.replace(wire, apart=False).gathers:
-        return Taken(box, (), read(counts, slots)), results, tally
+        return BufferOutput(box, (), read(counts, slots)), results, counters
     if jax.default_backend() != "cpu":
-        return Taken(box, summed(post.heard, read(counts, slots)), ()), results, tally
+        return BufferOutput(box, summed(post.heard, read(counts, slots)), ()), results, counters
 
     def add(total: Tree, x: Tree) -> tuple[Tree, None]:
         one, counts, slot = jax.tree.map(lambda leaf: leaf[None], x)
@@ -231,7 +237,7 @@ def _on_device(
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
     # A CPU reads eight at a time where they are: to gather them all first took up to three times as long.
     total, _ = jax.lax.scan(add, zero, (post.heard, counts, slots), unroll=8)
-    return Taken(box, total, ()), results, tally
+    return BufferOutput(box, total, ()), results, counters
 
 
 def summed(clients: Clients, uploads: Tree) -> Tree:
@@ -244,39 +250,44 @@ def summed(clients: Clients, uploads: Tree) -> Tree:
 
 
 def alone(
-    make: Callable[[SharedInputs], Client], shared: SharedInputs, memory: Tree, at: Array, client: Clients, plan: Plan
-) -> tuple[Tree, ClientResult, Tally]:
+    make: Callable[[SharedInputs], Client],
+    shared: SharedInputs,
+    memory: Tree,
+    at: Array,
+    client: Clients,
+    plan: RunPlan,
+) -> tuple[Tree, ClientResult, Counters]:
     """As :func:`contribute`, of one client, [1], whose row of ``memory`` is at a position; the other rows stay."""
-    total, _, result, tally = _in_chunks(
+    total, _, result, counters = _in_chunks(
         make(shared), shared.wire, jax.tree.map(lambda leaf: leaf[at][None], memory), client, plan
     )
     present = client.present[0]
     kept = jax.tree.map(lambda all_, new: all_.at[at].set(jnp.where(present, new[0], all_[at])), memory, result.memory)
-    return total, result._replace(memory=kept), tally
+    return total, result._replace(memory=kept), counters
 
 
 def _in_chunks(
-    client: Client, wire: Wire, memory: Tree, clients: Clients, plan: Plan, rows: Tree = (), slots: Tree = ()
-) -> tuple[Tree, Tree, ClientResult, Tally]:
+    client: Client, wire: Wire, memory: Tree, clients: Clients, plan: RunPlan, rows: Tree = (), slots: Tree = ()
+) -> tuple[Tree, Tree, ClientResult, Counters]:
     """All clients of one device: chunk after chunk, those of a chunk side by side; ``rows`` with their uploads, too."""
     size = clients.ids.shape[0]
     chunk = min(plan.chunk_size, size)
     chunks = -(-size // chunk)
     xs = _padded(memory, clients, slots, chunks * chunk, plan)
 
-    def one(memory: Tree, client_: Clients) -> tuple[Tree, ClientResult, Tally]:
-        upload, result, tally = client(memory, client_)
-        return wire.weighted(upload, client_.weights, client_.data_weights), result, tally
+    def one(memory: Tree, client_: Clients) -> tuple[Tree, ClientResult, Counters]:
+        upload, result, counters = client(memory, client_)
+        return wire.weighted(upload, client_.weights, client_.data_weights), result, counters
 
-    def many(memory: Tree, clients: Clients) -> tuple[Tree, ClientResult, Tally]:
-        upload, results, tally = jax.vmap(client)(memory, clients)
+    def many(memory: Tree, clients: Clients) -> tuple[Tree, ClientResult, Counters]:
+        upload, results, counters = jax.vmap(client)(memory, clients)
         total = wire.weighted(upload, clients.weights, clients.data_weights)
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), total)
-        return total, results, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=jnp.int32), tally)
+        return total, results, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=jnp.int32), counters)
 
     if chunks == 1 and chunk > 1:
-        total, results, tally = many(*xs[:2])
-        return total, *_put(rows, xs[2], results), tally
+        total, results, counters = many(*xs[:2])
+        return total, *_put(rows, xs[2], results), counters
     # One client alone runs without a batch axis: batched products of batch one are slower than plain ones. The jit is
     # there so that the clients' work is traced once, for the shapes of the sums and for the loop.
     run = jax.jit(one if chunk == 1 else many)
@@ -285,16 +296,16 @@ def _in_chunks(
 
     def step(carry: Tree, x: Tree) -> tuple[Tree, ClientResult]:
         total, rows = carry
-        part, results, tally = run(*x[:2])
+        part, results, counters = run(*x[:2])
         rows, results = _put(rows, x[2], results)
-        return (jax.tree.map(jnp.add, total, (part, tally)), rows), results
+        return (jax.tree.map(jnp.add, total, (part, counters)), rows), results
 
-    part, _, tally = jax.eval_shape(run, *jax.tree.map(lambda leaf: leaf[0], xs[:2]))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (part, tally))
-    ((total, tally), rows), results = jax.lax.scan(step, (zero, rows), xs)
+    part, _, counters = jax.eval_shape(run, *jax.tree.map(lambda leaf: leaf[0], xs[:2]))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (part, counters))
+    ((total, counters), rows), results = jax.lax.scan(step, (zero, rows), xs)
     if chunk > 1:
         results = jax.tree.map(lambda leaf: leaf.reshape(chunks * chunk, *leaf.shape[2:]), results)
-    return total, rows, jax.tree.map(lambda leaf: leaf[:size], results), tally
+    return total, rows, jax.tree.map(lambda leaf: leaf[:size], results), counters
 
 
 def _put(rows: Tree, slots: Tree, results: ClientResult) -> tuple[Tree, ClientResult]:
@@ -305,7 +316,7 @@ def _put(rows: Tree, slots: Tree, results: ClientResult) -> tuple[Tree, ClientRe
     return rows, results._replace(upload=())
 
 
-def _deal(steps: Array, plan: Plan) -> Array:
+def _deal(steps: Array, plan: RunPlan) -> Array:
     """The place of each client, counted over the devices in turn; [n] with n ≥ S, as the last places may be empty.
 
     Clients are sorted by their steps, the most first. Chunks of neighbours, whose steps are alike, go one by one to the
@@ -326,7 +337,7 @@ def _deal(steps: Array, plan: Plan) -> Array:
     return (chunk[:, None] * width + jnp.arange(width)[None]).reshape(-1)
 
 
-def _padded(memory: Tree, clients: Clients, slots: Tree, size: int, plan: Plan) -> tuple[Tree, Clients, Tree]:
+def _padded(memory: Tree, clients: Clients, slots: Tree, size: int, plan: RunPlan) -> tuple[Tree, Clients, Tree]:
     """Memory, clients and their slots with empty places at the end, [size]."""
     extra = size - clients.ids.shape[0]
     if not extra:

@@ -35,19 +35,17 @@ def steps_within(
     Raises:
         ConfigError: the clock or the method does not tell.
     """
-    way_out = ""
+    hint = ""
     if clock.periods is not None:
-        way_out = "when a round begins follows from the rounds before it, so that a clock with periods does not tell"
+        hint = "when a round begins follows from the rounds before it, so that a clock with periods does not tell"
     elif clock.anew and rounds is None:
-        way_out = "the clock draws anew each time, and without rounds there is no draw of a round: draw once a client"
+        hint = "the clock draws anew each time, and without rounds there is no draw of a round: draw once a client"
     elif any(form.one or form.asked is None for form in forms):
-        way_out = "in a round of this method not all clients do the same; give local steps a second, speed"
+        hint = "in a round of this method not all clients do the same; give local steps a second, speed"
     elif (total := (rounds or 1) * len(sizes)) > _MOST_STEPS:
-        way_out = (
-            f"the clock draws anew, which needs a table of {total} steps; draw once a client, or give fewer rounds"
-        )
-    if way_out:
-        raise ConfigError("work.time", time, way_out)
+        hint = f"the clock draws anew, which needs a table of {total} steps; draw once a client, or give fewer rounds"
+    if hint:
+        raise ConfigError("work.time", time, hint)
     if rounds is None:
         steps = _steps(time, clock, forms, sizes, batch_size, np.zeros((), int))
     else:

@@ -25,10 +25,11 @@ class Option(NamedTuple):
     Attributes:
         hint: what to give. Where there is one, a value of another type is refused with it.
         setting: where a configuration has it, ``"run.guard"`` or a section, ``"privacy"``; ``None``: no file has it.
-        identity: whether a run is another one with another value: ``"given"``, unless it is ``None``, or ``"always"``;
-            ``""`` where it is not, or where what is made of it says so: the method, the work, the wire, the data.
-        of_wire: whether it is a stage of the wire, the field of its name. Such are part of a run's identity, and nodes
-            of real clients are told of them.
+        fingerprint: whether a run is another one with another value: ``"given"``, unless it is ``None``, or
+            ``"always"``; ``""`` where it is not, or where what is made of it says so: the method, the work, the wire,
+            the data.
+        of_wire: whether it is a stage of the wire, the field of its name. Such are part of a run's fingerprint, and
+            nodes of real clients are told of them.
         at_nodes: whether nodes are told of it though it is none of the wire.
         of_problem: whether runs in which it differs are not compared.
         varies: where points of a sweep may differ in it, a setting that may vary, as an example.
@@ -36,7 +37,7 @@ class Option(NamedTuple):
 
     hint: str = ""
     setting: str | None = None
-    identity: str = ""
+    fingerprint: str = ""
     of_wire: bool = False
     at_nodes: bool = False
     of_problem: bool = False

@@ -51,7 +51,7 @@ class Place:
     client_memory: str = "auto"
     stream: bool | None = None
     precision: Literal["float32", "tensorfloat32", "bfloat16"] | None = option(
-        None, setting="run.precision", identity="given", at_nodes=True
+        None, setting="run.precision", fingerprint="given", at_nodes=True
     )
 
     def __post_init__(self) -> None:

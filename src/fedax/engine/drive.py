@@ -13,12 +13,12 @@ import numpy as np
 from fedax.columns import heard_enough
 from fedax.contract.types import Tree, Unknown
 from fedax.engine import private, processes
-from fedax.engine.checkpoint import Keeper, SavedRun, Snapshot
+from fedax.engine.checkpoint import Checkpointer, SavedRun, Snapshot
 from fedax.engine.devices import in_precision
 from fedax.engine.evaluate import columns, public_columns
 from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
-from fedax.engine.loop import Exclusions, State, Tally
+from fedax.engine.loop import Counters, Exclusions, State
 from fedax.engine.patience import Patience
 from fedax.engine.timetable import Timetable
 from fedax.engine.timing import RoundTimes
@@ -45,11 +45,11 @@ class Program(Protocol):
     def times(self, which: int) -> Times | None:
         """When the rounds of job ``which`` are over, where the server does not wait; else ``None``."""
 
-    def prepare(self) -> tuple[State, Tally]:
-        """The state before round 0, and the tally of the warm-up."""
+    def prepare(self) -> tuple[State, Counters]:
+        """The state before round 0, and the counters of the warm-up."""
 
-    def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        """Run rounds start … stop − 1, if any: the new state, and the tally. ``state`` is donated."""
+    def advance(self, state: State, start: int, stop: int) -> tuple[State, Counters]:
+        """Run rounds start … stop − 1, if any: the new state, and the counters. ``state`` is donated."""
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         """The figures of an evaluation after ``index`` rounds, for each job."""
@@ -67,7 +67,7 @@ class Program(Protocol):
         """The network traffic since the last call, by column; none in a simulation."""
 
 
-def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | None = None) -> list[Run]:
+def drive(program: Program, jobs: Sequence[Job], watch: Watch, checkpointer: Checkpointer | None = None) -> list[Run]:
     """Run jobs side by side, from their start or their last checkpoint to their ends.
 
     A job that diverged or stopped gets no more rows, though its numbers are still computed; the call returns when all
@@ -75,12 +75,12 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | 
 
     Args:
         watch: called with the number of a job and each row of its history.
-        keeper: of these jobs.
+        checkpointer: of these jobs.
     """
     in_progress = [RunInProgress(job, program.times(which)) for which, job in enumerate(jobs)]
     seconds = 0.0
-    if keeper is None or not _restore_finished(in_progress, watch, keeper):
-        runs = _BatchInProgress(program, in_progress, watch, keeper)
+    if checkpointer is None or not _restore_finished(in_progress, watch, checkpointer):
+        runs = _BatchInProgress(program, in_progress, watch, checkpointer)
         with in_precision(jobs[0].plan.precision):
             seconds = runs.begin() / len(jobs)
             for stop in runs.stops():
@@ -205,8 +205,10 @@ class CallLength:
 class _BatchInProgress:
     """Runs in progress: their common state after ``index`` rounds, and which of them are still active."""
 
-    def __init__(self, program: Program, in_progress: list[RunInProgress], watch: Watch, keeper: Keeper | None):
-        self.program, self.in_progress, self.watch, self.keeper = program, in_progress, watch, keeper
+    def __init__(
+        self, program: Program, in_progress: list[RunInProgress], watch: Watch, checkpointer: Checkpointer | None
+    ):
+        self.program, self.in_progress, self.watch, self.checkpointer = program, in_progress, watch, checkpointer
         self.state: State = State((), ())
         self.index = 0
         self.active = list(range(len(in_progress)))
@@ -215,20 +217,20 @@ class _BatchInProgress:
     def begin(self) -> float:
         """Compile, and make the first rows or restore the checkpoint; returns the seconds that this took."""
         began = time.perf_counter()
-        state, tally = self.program.prepare()
+        state, counters = self.program.prepare()
         # A call that runs no round compiles the program and leaves the state as it is.
         self.state, _ = self.program.advance(state, 0, 0)
         jax.block_until_ready(self.state)
-        self._count(tally, 1, warmup=True)
+        self._count(counters, 1, warmup=True)
         for one in self.in_progress:
             one.clocked(0, 0)
-        if self.keeper is None or (snapshot := self.keeper.find(self.state)) is None:
+        if self.checkpointer is None or (snapshot := self.checkpointer.find(self.state)) is None:
             self.record()
         else:
             self._restore(snapshot)
         seconds = time.perf_counter() - began
-        if self.keeper is not None:
-            self.keeper.hold()
+        if self.checkpointer is not None:
+            self.checkpointer.hold()
         return seconds
 
     def _restore(self, snapshot: Snapshot) -> None:
@@ -252,11 +254,11 @@ class _BatchInProgress:
         """To round ``stop``, call by call."""
         while self.index < stop and self.active:
             to = self.length.end(self.index, stop)
-            to = to if self.keeper is None else self.keeper.stop(self.index, to)
+            to = to if self.checkpointer is None else self.checkpointer.stop(self.index, to)
             rounds = int(processes.from_first(np.int32(to))) - self.index
             began = time.perf_counter()
-            self.state, tally = self.program.advance(self.state, self.index, self.index + rounds)
-            self._count(jax.block_until_ready(tally), rounds)
+            self.state, counters = self.program.advance(self.state, self.index, self.index + rounds)
+            self._count(jax.block_until_ready(counters), rounds)
             seconds = time.perf_counter() - began
             self.length.took(seconds, rounds)
             for i in self.active:
@@ -288,14 +290,14 @@ class _BatchInProgress:
                 figures[i] = private.limited_losses(figures[i], self._model(i))
             missed = self.in_progress[i].with_missed(excluded[i])
             row = self.in_progress[i].history.add(self.index, figures[i], missed, self.program.pace(self.index, i))
-            if self.keeper is not None:
-                self.keeper.compare(i, row, functools.partial(self._model, i))
+            if self.checkpointer is not None:
+                self.checkpointer.compare(i, row, functools.partial(self._model, i))
             self.watch(i, dict(row))
             if self.in_progress[i].judge(row):
                 self._end(i)
 
-    def _count(self, tally: Tally, rounds: int, warmup: bool = False) -> None:
-        count([one.history for one in self.in_progress], tally, rounds, warmup)
+    def _count(self, counters: Counters, rounds: int, warmup: bool = False) -> None:
+        count([one.history for one in self.in_progress], counters, rounds, warmup)
         self._count_traffic()
 
     def _count_traffic(self) -> None:
@@ -313,18 +315,18 @@ class _BatchInProgress:
 
     def save(self) -> None:
         """Make a checkpoint, if one is due or all are done."""
-        if self.keeper is not None and (not self.active or self.keeper.due(self.index)):
+        if self.checkpointer is not None and (not self.active or self.checkpointer.due(self.index)):
             models = [None if one.result is None else one.result[1] for one in self.in_progress]
             runs = [
                 SavedRun(one.history.rows, one.history.costs.row(), one.status, model)
                 for one, model in zip(self.in_progress, models, strict=True)
             ]
-            self.keeper.save(Snapshot(self.state, self.index, runs))
+            self.checkpointer.save(Snapshot(self.state, self.index, runs))
 
 
-def _restore_finished(in_progress: list[RunInProgress], watch: Watch, keeper: Keeper) -> bool:
+def _restore_finished(in_progress: list[RunInProgress], watch: Watch, checkpointer: Checkpointer) -> bool:
     """Restore runs that were all over when their checkpoint was made; returns whether that is so."""
-    if (runs := keeper.find_over()) is None:
+    if (runs := checkpointer.find_over()) is None:
         return False
     _restore_runs(in_progress, runs, watch)
     for one, saved in zip(in_progress, runs, strict=True):

@@ -16,10 +16,10 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector, spelled
 from fedax.engine.devices import in_precision
-from fedax.engine.identity import digest
+from fedax.engine.fingerprint import digest
 from fedax.engine.loop import Federation, Hyper
 from fedax.engine.places.device import first_state, one_round, prepare
-from fedax.engine.plan import ExchangeForm, Plan
+from fedax.engine.plan import ExchangeForm, RunPlan
 from fedax.errors import CodeError, call, of_a_library, place_of
 from fedax.metrics import Metric
 
@@ -46,7 +46,7 @@ class DryRun:
         return found
 
 
-def dry_run(hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan) -> DryRun:
+def dry_run(hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: RunPlan) -> DryRun:
     """Trace the start and a round.
 
     Args:
@@ -69,7 +69,7 @@ def _signature(arguments: Unknown) -> tuple[Unknown, tuple[Tree, ...]]:
 
 
 @functools.lru_cache(maxsize=256)
-def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: Plan, types: tuple[bool, str | None]) -> DryRun:
+def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: RunPlan, types: tuple[bool, str | None]) -> DryRun:
     hyper, fed, key, x = jax.tree.unflatten(structure, leaves)
     algorithm = hyper.method
     _check_task(plan, fed.examples, x)
@@ -107,7 +107,7 @@ def _leaves(tree: Tree) -> list[tuple[Tree, Tree]]:
     return jax.tree_util.tree_leaves_with_path(tree)
 
 
-def _check_task(plan: Plan, examples: Tree, x: Vector) -> None:
+def _check_task(plan: RunPlan, examples: Tree, x: Vector) -> None:
     """Trace the loss and the metrics on a batch; the task checks what they return."""
     # No other axis has this length, so that it cannot be mistaken for the number of examples.
     others = {n for leaf in jax.tree.leaves((examples, x)) for n in leaf.shape[1:]} | {
@@ -152,8 +152,8 @@ def _check_model(algorithm: "_CheckedMethod", server: Tree, x: Vector) -> None:
     model = jax.eval_shape(lambda method, server: resolve(method, 0).model(server), algorithm, server)
     if not isinstance(model, Vector) or _structure_of(model) != _structure_of(x):
         place = place_of(inner.init if type(inner).model is Algorithm.model else inner.model)
-        way_out = f"it has to be a Vector like the initial model, {spelled(x)}"
-        raise CodeError(f"{name}.model", f"returned {spelled(model)}", way_out, place)
+        hint = f"it has to be a Vector like the initial model, {spelled(x)}"
+        raise CodeError(f"{name}.model", f"returned {spelled(model)}", hint, place)
 
 
 def _structure_of(tree: Tree) -> tuple[Tree, ...]:
@@ -235,18 +235,18 @@ class _CheckedMethod(Algorithm):
         # A tuple with names is an upload whose memory was forgotten.
         if not isinstance(answer, tuple) or len(answer) != 2 or hasattr(answer, "_fields"):
             what = f"{len(answer)} things" if type(answer) is tuple else f"{type(answer).__name__} alone"
-            way_out = "return (upload, memory), a tuple; memory is () where a client keeps nothing"
-            raise CodeError(name, f"returned {what}", way_out, place)
+            hint = "return (upload, memory), a tuple; memory is () where a client keeps nothing"
+            raise CodeError(name, f"returned {what}", hint, place)
         _, memory = answer
         for leaf in jax.tree.leaves(answer):
             if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float):
-                way_out = "uploads and memory are pytrees of arrays and numbers"
-                raise CodeError(name, f"returned {type(leaf).__name__}", way_out, place)
+                hint = "uploads and memory are pytrees of arrays and numbers"
+                raise CodeError(name, f"returned {type(leaf).__name__}", hint, place)
         if last and _structure_of(memory) != self.memory:
             structure, leaves = self.memory
             own = spelled(jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
-            way_out = f"init_client() returns {own}, and the last exchange has to return memory of this form"
-            raise CodeError(name, f"returned the memory {spelled(memory)}", way_out, place)
+            hint = f"init_client() returns {own}, and the last exchange has to return memory of this form"
+            raise CodeError(name, f"returned the memory {spelled(memory)}", hint, place)
 
 
 _SIGNATURES = {

@@ -15,7 +15,7 @@ from fedax.contract.types import Tree, Unknown
 from fedax.engine.checkpoint import Best
 from fedax.engine.evaluate import excluded
 from fedax.engine.job import Origin
-from fedax.engine.loop import State, Tally
+from fedax.engine.loop import Counters, State
 from fedax.engine.plan import ExchangeForm
 from fedax.engine.private import of_public
 from fedax.engine.saved import Model, model_of, save_as
@@ -136,8 +136,8 @@ class Run:
             ['epsilon', 'round']
         """
         if self.public_columns is None:
-            way_out = "this run is not private; it is with privacy=fedax.DP(…) of noise above 0 and no noise_seed"
-            raise ConfigError("privacy", None, way_out)
+            hint = "this run is not private; it is with privacy=fedax.DP(…) of noise above 0 and no noise_seed"
+            raise ConfigError("privacy", None, hint)
         history = of_public(self.history, self.public_columns)
         rows = [dict(zip(history, values, strict=True)) for values in zip(*history.values(), strict=True)]
         origin = self._origin._replace(labels=None, transform=None)
@@ -302,9 +302,9 @@ class Costs:
             traffic = {name: value for name, value in traffic.items() if name != TIME}
         self.traffic |= {name: value + self.traffic.get(name, 0) for name, value in traffic.items()}
 
-    def add(self, tally: Tally, rounds: int, warmup: bool) -> None:
-        """Add the tally of some rounds; ``rounds``: how many they were."""
-        clients, local_steps, gradients, uploads = tally
+    def add(self, counters: Counters, rounds: int, warmup: bool) -> None:
+        """Add the counters of some rounds; ``rounds``: how many they were."""
+        clients, local_steps, gradients, uploads = counters
         self.clients += clients
         self.local_steps += local_steps
         self.gradients += gradients
@@ -324,8 +324,8 @@ class Costs:
         return {name: getattr(self, name) for name in COSTS if name != "round"} | time | self.traffic
 
 
-def count(histories: Sequence[History], tally: Tally, rounds: int, warmup: bool = False) -> None:
-    """Add the tally of some rounds to the costs of runs side by side; leaves of ``tally``: one number, or one a run."""
-    columns = [np.asarray(leaf).ravel().tolist() for leaf in jax.tree.leaves(tally)]
+def count(histories: Sequence[History], counters: Counters, rounds: int, warmup: bool = False) -> None:
+    """Add the counters of some rounds to the costs of runs side by side; their leaves: one number, or one a run."""
+    columns = [np.asarray(leaf).ravel().tolist() for leaf in jax.tree.leaves(counters)]
     for history, counts in zip(histories, zip(*columns, strict=True), strict=True):
-        history.costs.add(Tally(*counts), rounds, warmup)
+        history.costs.add(Counters(*counts), rounds, warmup)

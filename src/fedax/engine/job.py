@@ -15,7 +15,7 @@ from fedax.engine import secret
 from fedax.engine.layers import Forms, own_memory, own_state
 from fedax.engine.load import Shared, start
 from fedax.engine.loop import Federation, Hyper, State
-from fedax.engine.plan import Plan
+from fedax.engine.plan import RunPlan
 from fedax.engine.timetable import Pacing
 from fedax.federation.census import Census
 from fedax.federation.clock import BoundClock
@@ -41,7 +41,7 @@ class Origin(NamedTuple):
     transform: Unknown
 
 
-class Evaluation(NamedTuple):
+class EvaluationPlan(NamedTuple):
     """When a model is evaluated, and on what.
 
     Attributes:
@@ -109,12 +109,12 @@ class Job(NamedTuple):
     data: FederatedData | None
     census: Census
     own: slice
-    plan: Plan
+    plan: RunPlan
     memory: str
     forms: Forms
     settings: Callable[[], dict[str, str]]
     rounds: int
-    evaluation: Evaluation
+    evaluation: EvaluationPlan
     until: Callable[[dict[str, Unknown]], bool] | None
     min_heard: float
     seed: int

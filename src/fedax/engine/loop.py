@@ -13,7 +13,7 @@ import numpy as np
 
 from fedax.contract.algorithm import Algorithm, Exchange, Round
 from fedax.contract.types import Array, Number, Tree
-from fedax.engine.plan import Plan
+from fedax.engine.plan import RunPlan
 from fedax.errors import ConfigError
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
@@ -104,7 +104,7 @@ class State(NamedTuple):
     """The state between rounds: the server's, and the memory of all N clients, leaves [N, ...].
 
     ``exclusions`` is :class:`Exclusions`, or ``()`` where every upload counts. ``box``: uploads that are not yet part
-    of a step, :class:`fedax.engine.clients.Box`, where the server does not wait.
+    of a step, :class:`fedax.engine.clients.UploadBuffer`, where the server does not wait.
     """
 
     server: Tree
@@ -113,7 +113,7 @@ class State(NamedTuple):
     box: Tree = ()
 
 
-class Tally(NamedTuple):
+class Counters(NamedTuple):
     """The amount of work done: clients that took part, local steps, minibatch gradients.
 
     ``uploads``: how many answers came; ``()``: as many as clients took part.
@@ -176,7 +176,7 @@ class Server(Protocol):
         """The server's state after the exchange, as :func:`conclude` makes it."""
 
 
-class Place(Server, Protocol):
+class Backend(Server, Protocol):
     """A server together with the place where the clients are."""
 
     def answer(self, request: Request) -> Response:
@@ -230,7 +230,7 @@ def exchanges(
     return RoundResult(chosen_state(skipped, before, server), counts, skipped)
 
 
-def converse(loop: Generator[Request, Response, RoundResult], place: Place) -> RoundResult:
+def converse(loop: Generator[Request, Response, RoundResult], place: Backend) -> RoundResult:
     """Run a loop to its end, with a place that answers its requests."""
     request = next(loop)
     while True:
@@ -248,7 +248,7 @@ def chosen_state(skipped: Number, before: Tree, after: Tree) -> Tree:
     return jax.tree.map(lambda old, new: jnp.where(skipped, old, new), before, after)
 
 
-def conclude(request: Request, response: Response, plan: Plan) -> Tree:
+def conclude(request: Request, response: Response, plan: RunPlan) -> Tree:
     """The server's state after an exchange: the response becomes a mean, and the method's server takes its step."""
     counts = request.counts & response.accepted if request.wire.excludes else request.counts
     mean, round_ = request.wire.received(
@@ -278,7 +278,7 @@ def download_of(
     return wire.download(download, jax.random.fold_in(key, _DOWNLOAD), known)
 
 
-def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: Plan) -> tuple[Clients, Round]:
+def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: RunPlan) -> tuple[Clients, Round]:
     """The clients of a round with their steps, and what the server knows about the round. ``key`` is the round's."""
     cohort_key: Array = jax.random.fold_in(key, _COHORT)
     if isinstance(hyper.method, Private):  # sampling amplifies privacy only if nobody knows who was drawn
@@ -301,7 +301,7 @@ def without_method(hyper: Hyper) -> Hyper:
     return Hyper(method, hyper.work, hyper.participation, None)  # type: ignore[arg-type]
 
 
-def placed(fed: Federation, ids: Array, weights: Array, steps: Array, plan: Plan) -> Clients:
+def placed(fed: Federation, ids: Array, weights: Array, steps: Array, plan: RunPlan) -> Clients:
     """Clients by their numbers, [S]; a number from N on is an empty place."""
     present = ids < plan.num_clients
     ids = jnp.where(present, ids, plan.num_clients)
@@ -317,7 +317,7 @@ def placed(fed: Federation, ids: Array, weights: Array, steps: Array, plan: Plan
     )
 
 
-def round_of(clients: Clients, index: Array, key: Array, plan: Plan) -> Round:
+def round_of(clients: Clients, index: Array, key: Array, plan: RunPlan) -> Round:
     """What the server knows about a round with these clients; ``key`` is the round's."""
     return Round(
         index=index,
@@ -359,7 +359,7 @@ def server_key(key: Array) -> Array:
 
 
 def draw_rounds(
-    hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: Plan, stage: str
+    hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: RunPlan, stage: str
 ) -> tuple[Clients, Round]:
     """:func:`draw` for some rounds, NumPy leaves [rounds, ...]; without the server's keys."""
     found: tuple[Clients, Round] = jax.tree.map(
@@ -370,7 +370,7 @@ def draw_rounds(
 
 @compiled(static=["plan", "stage"])
 def _draw_rounds(
-    hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: Plan, stage: str
+    hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: RunPlan, stage: str
 ) -> tuple[Clients, Round]:
     def one(index: Array) -> tuple[Clients, Round]:
         clients, round_ = draw(hyper, fed, stage_key(key, index, stage), index, plan)

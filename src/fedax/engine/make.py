@@ -31,15 +31,15 @@ from fedax.engine.deadline import steps_within
 from fedax.engine.declared import takes
 from fedax.engine.devices import Place
 from fedax.engine.dry_run import DryRun, dry_run
-from fedax.engine.identity import FILES, identity
-from fedax.engine.job import Evaluation, Job, Missed, Origin
+from fedax.engine.fingerprint import FILES, fingerprint
+from fedax.engine.job import EvaluationPlan, Job, Missed, Origin
 from fedax.engine.layers import Forms, inside, known_forms, layered
 from fedax.engine.load import Shared, federation_of, on_devices, one_type, start, streamed
 from fedax.engine.loop import Federation, Hyper
 from fedax.engine.memory import where
 from fedax.engine.options import Options
 from fedax.engine.places.device import first_state
-from fedax.engine.plan import Plan, is_small, make_plan
+from fedax.engine.plan import RunPlan, is_small, make_plan
 from fedax.engine.timetable import Pacing, pacing, participation_of
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked(Options):
+class JobOptions(Options):
     """The arguments of :func:`make_job`.
 
     Args:
@@ -74,7 +74,7 @@ class Asked(Options):
     shared: Shared = dataclasses.field(default_factory=Shared)
 
 
-class Checked(NamedTuple):
+class CheckedInput(NamedTuple):
     """What is given for a run, checked, with defaults filled in.
 
     Attributes:
@@ -90,7 +90,7 @@ class Checked(NamedTuple):
         deadline, missed: where the work was a deadline by the clock, that, and who misses it; else ``None``.
     """
 
-    asked: Asked
+    asked: JobOptions
     algorithm: Algorithm
     task: Task
     census: Census
@@ -107,7 +107,7 @@ class Checked(NamedTuple):
     missed: Missed | None = None
 
 
-class Planned(NamedTuple):
+class PlannedRun(NamedTuple):
     """A checked run with what is fixed before anything is traced.
 
     Attributes:
@@ -119,7 +119,7 @@ class Planned(NamedTuple):
         stream: whether examples come to the device cohort by cohort.
     """
 
-    plan: Plan
+    plan: RunPlan
     hyper: Hyper
     key: Array
     x: Vector
@@ -149,8 +149,8 @@ class Traced(NamedTuple):
     stops: tuple[int, ...]
 
 
-@takes(Asked)
-def make_job(asked: Asked) -> Job:
+@takes(JobOptions)
+def make_job(asked: JobOptions) -> Job:
     """Check what :func:`fedax.simulate` is given, and make a job of it.
 
     Raises:
@@ -161,7 +161,7 @@ def make_job(asked: Asked) -> Job:
     return bind(checked, planned, trace(checked, planned))
 
 
-def check(asked: Asked) -> Checked:
+def check(asked: JobOptions) -> CheckedInput:
     """Check everything that needs neither a trace nor a device."""
     given = asked.with_defaults()
     algorithm, task, data = given.algorithm, given.task, given.data
@@ -183,17 +183,17 @@ def check(asked: Asked) -> Checked:
     private.check(wire, algorithm, participation, census, given.until, parts)
     secured.check(wire, algorithm, participation, census)
     algorithm, up, wire = one_type((algorithm, compression.up, wire))
-    return Checked(
+    return CheckedInput(
         given, algorithm, trained, census, here, own, work, participation, place, batch_size, min_heard, up, wire
     )
 
 
-def _held_of(given: Asked, task: Task) -> tuple[Unknown, ...]:
+def _held_of(given: JobOptions, task: Task) -> tuple[Unknown, ...]:
     """The objects that held-out examples on a device depend on."""
     return task, given.data, given.val, given.test
 
 
-def within_deadline(checked: Checked) -> Checked:
+def within_deadline(checked: CheckedInput) -> CheckedInput:
     """With the steps that clients manage within a deadline by the clock, and without clients that manage none.
 
     How long transfers take follows from the exchanges, which do not depend on the steps: they are traced with others.
@@ -221,7 +221,7 @@ def within_deadline(checked: Checked) -> Checked:
     return check(timed)._replace(deadline=work, missed=Missed(late, time))
 
 
-def plan(checked: Checked) -> Planned:
+def plan(checked: CheckedInput) -> PlannedRun:
     """Fix what does not change during a run, and draw its first model."""
     asked, task, census, here = checked.asked, checked.task, checked.census, checked.data
     work, participation, place = checked.work, checked.participation, checked.place
@@ -239,10 +239,10 @@ def plan(checked: Checked) -> Planned:
     check_aggregator(asked.aggregate, checked.algorithm, x)
     hyper = Hyper(checked.algorithm, work, participation.bind(census.weights), checked.wire)
     stream = here is not None and streamed(place.stream, here, checked.own, made.devices)
-    return Planned(made, hyper, key, x, stops, lossy, stream)
+    return PlannedRun(made, hyper, key, x, stops, lossy, stream)
 
 
-def trace(checked: Checked, planned: Planned) -> Traced:
+def trace(checked: CheckedInput, planned: PlannedRun) -> Traced:
     """Trace a round, with each layer that is put around the method, and check what it sends."""
     asked, census, plan, stops = checked.asked, checked.census, planned.plan, planned.stops
     hyper, key, x, up = planned.hyper, planned.key, planned.x, checked.up
@@ -277,7 +277,7 @@ def trace(checked: Checked, planned: Planned) -> Traced:
     return Traced(layers.method, layers.compressed, forms, lambda: layers.made.digest + noise, ledger, rounds, stops)
 
 
-def bind(checked: Checked, planned: Planned, traced: Traced) -> Job:
+def bind(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> Job:
     """Put the data where the run needs them, and make the job."""
     asked, census, here, own = checked.asked, checked.census, checked.data, checked.own
     plan, x, whole = planned.plan, planned.x, asked.task
@@ -292,8 +292,8 @@ def bind(checked: Checked, planned: Planned, traced: Traced) -> Job:
             checked.place.client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=on_device
         )
     if paced is not None and here is not None and (memory != "device" or planned.stream):
-        way_out = "asynchronous rounds are simulated, in one process, with client memory and examples on the device"
-        raise ConfigError("pace", asked.pace, way_out)
+        hint = "asynchronous rounds are simulated, in one process, with client memory and examples on the device"
+        raise ConfigError("pace", asked.pace, hint)
     job = Job(
         hyper=planned.hyper._replace(method=traced.method, wire=planned.lossy),
         fed=_on_devices(checked, planned),
@@ -322,7 +322,7 @@ def bind(checked: Checked, planned: Planned, traced: Traced) -> Job:
     return job if processes.count() == 1 else _of_all_processes(job)
 
 
-def _on_devices(checked: Checked, planned: Planned) -> Federation:
+def _on_devices(checked: CheckedInput, planned: PlannedRun) -> Federation:
     """The data and what is frozen of the model; one object for all jobs, for others do not run side by side."""
     shared, mesh, task = checked.asked.shared, planned.plan.mesh, checked.task
     there = None if planned.stream else checked.data
@@ -333,13 +333,13 @@ def _on_devices(checked: Checked, planned: Planned) -> Federation:
     return found
 
 
-def _evaluation(checked: Checked, planned: Planned, traced: Traced) -> Evaluation:
+def _evaluation(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> EvaluationPlan:
     """When the model is evaluated, and on what."""
     asked, task, mesh, metrics = checked.asked, checked.task, planned.plan.mesh, checked.asked.task.run_metrics
     shared, held_of, density = asked.shared, _held_of(asked, task), metrics.get("density")
     pooled = {part: pooled_of(each) for part, each in asked.parts.items()}
     labels = lambda: {part: labels_of(task, examples) for part, examples in pooled.items()}  # noqa: E731
-    return Evaluation(
+    return EvaluationPlan(
         stops=traced.stops,
         held=shared.once("held", lambda: on_devices(pooled, mesh), *held_of, of=mesh),
         parts=asked.parts,
@@ -350,7 +350,9 @@ def _evaluation(checked: Checked, planned: Planned, traced: Traced) -> Evaluatio
     )
 
 
-def _settings(checked: Checked, planned: Planned, traced: Traced, paced: Pacing | None) -> Callable[[], dict[str, str]]:
+def _settings(
+    checked: CheckedInput, planned: PlannedRun, traced: Traced, paced: Pacing | None
+) -> Callable[[], dict[str, str]]:
     """What makes the run, by name, as text."""
     asked, census = checked.asked, checked.census
     named = planned.hyper._replace(method=traced.compressed, participation=checked.participation)
@@ -366,7 +368,7 @@ def _settings(checked: Checked, planned: Planned, traced: Traced, paced: Pacing 
 
     def settings() -> dict[str, str]:
         about = planned.plan.precision, planned.x, traced.program()
-        found = identity(given, named, asked.task, census, pooled, *about)
+        found = fingerprint(given, named, asked.task, census, pooled, *about)
         if paced is not None:
             found |= paced.settings(census.num_clients, traced.rounds)
         if checked.deadline is not None:

@@ -66,7 +66,7 @@ class CommonOptions:
         varies="steps",
     )
     batch_size: int | None = option(
-        None, setting="run.batch_size", identity="always", of_problem=True, at_nodes=True, varies="batch_size"
+        None, setting="run.batch_size", fingerprint="always", of_problem=True, at_nodes=True, varies="batch_size"
     )
     participation: Participation | None = option(
         None,
@@ -81,12 +81,14 @@ class CommonOptions:
     evaluate_every: int | Sequence[int] | None = option(None, setting="run.evaluate_every", at_nodes=True)
     params: Tree = None
     place: Place | None = option(None, hint="give fedax.Place(...)")
-    clock: Clock | None = option(None, hint="give fedax.Clock(...)", setting="clock", identity="given", varies="step")
+    clock: Clock | None = option(
+        None, hint="give fedax.Clock(...)", setting="clock", fingerprint="given", varies="step"
+    )
     pace: Async | None = option(
         None,
         hint="give fedax.Async(concurrency, buffer)",
         setting="pace",
-        identity="given",
+        fingerprint="given",
         at_nodes=True,
         varies="buffer",
     )
@@ -146,7 +148,7 @@ class Options(CommonOptions):
         seed: whole number ≥ 0; fixes the initial model, the cohorts, the local work and the minibatches.
     """
 
-    seed: int = option(0, identity="always")
+    seed: int = option(0, fingerprint="always")
 
 
 OPTIONS = declared(Options)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from fedax.contract.types import Tree, Unknown
-from fedax.engine.identity import is_program
+from fedax.engine.fingerprint import is_program
 from fedax.federation.census import Census
 from fedax.tasks.task import Task
 

@@ -38,7 +38,7 @@ _TINY = 2**13  # parameters × examples of a step, whose arithmetic takes as lon
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What is fixed before a run is compiled.
 
     Attributes:
@@ -149,7 +149,7 @@ def make_plan(
     participation: Participation,
     wire: Wire,
     place: Place = Place(),
-) -> Plan:
+) -> RunPlan:
     """The plan of a run.
 
     Args:
@@ -178,7 +178,7 @@ def make_plan(
         chunk_size = _chunk_size(x, places, usual, batch)
     else:
         check_count("chunk_size", chunk_size)
-    return Plan(
+    return RunPlan(
         task=task,
         num_clients=census.num_clients,
         max_size=census.max_size,

@@ -19,7 +19,7 @@ from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import secret
 from fedax.engine.patience import Patience
-from fedax.engine.plan import ExchangeForm, Plan
+from fedax.engine.plan import ExchangeForm, RunPlan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
 from fedax.federation.participation import Participation, Sampling
@@ -106,36 +106,36 @@ def check(
         return
     n, p = census.num_clients, census.weights
     if wire.guard is not None:
-        way_out = "with privacy uploads that are not finite count as zero; weights that then grow would tell of them"
-        raise ConfigError("guard", wire.guard, f"leave it out: {way_out}")
+        hint = "with privacy uploads that are not finite count as zero; weights that then grow would tell of them"
+        raise ConfigError("guard", wire.guard, f"leave it out: {hint}")
     if wire.aggregate is not None:
-        way_out = "how far one client moves a robust average is not bounded by the clip; leave it out"
-        raise ConfigError("aggregate", wire.aggregate, way_out)
+        hint = "how far one client moves a robust average is not bounded by the clip; leave it out"
+        raise ConfigError("aggregate", wire.aggregate, hint)
     if until is not None and not (isinstance(until, Patience) and until.column.startswith(("val_", "test_"))):
-        way_out = "when a run ends must not depend on its clients' data; stop by a val_ or test_ column with Patience"
-        raise ConfigError("until", until, way_out)
+        hint = "when a run ends must not depend on its clients' data; stop by a val_ or test_ column with Patience"
+        raise ConfigError("until", until, hint)
     if isinstance(until, Patience) and is_kept(dp) and not public([until.column], parts or {}, census.held):
-        way_out = "when a run ends would tell of them; give held-out examples that belong to no client, or leave it out"
-        raise ConfigError("until", until, f"{until.column} is measured on clients, and {way_out}")
+        hint = "when a run ends would tell of them; give held-out examples that belong to no client, or leave it out"
+        raise ConfigError("until", until, f"{until.column} is measured on clients, and {hint}")
     if float(np.ptp(p)) > _EQUAL / n:
-        way_out = 'each client has to count the same: data.with_weights(np.full(N, 1 / N)), or weights = "uniform"'
-        raise ConfigError("data.weights", f"from {p.min():.3g} to {p.max():.3g}", way_out)
+        hint = 'each client has to count the same: data.with_weights(np.full(N, 1 / N)), or weights = "uniform"'
+        raise ConfigError("data.weights", f"from {p.min():.3g} to {p.max():.3g}", hint)
     sampling = participation.sampling(n)
     if sampling is None:
-        way_out = "no guarantee is known for it; draw clients by Poisson, Uniform or Cyclic, or take all: Full"
-        raise ConfigError("participation", participation, way_out)
+        hint = "no guarantee is known for it; draw clients by Poisson, Uniform or Cyclic, or take all: Full"
+        raise ConfigError("participation", participation, hint)
     if dp.bands > 1 and (sampling.rate or sampling.cohort or sampling.apart < dp.bands):
-        way_out = f"correlated noise needs each client in at most one of {dp.bands} rounds: fedax.Cyclic({dp.bands})"
-        raise ConfigError("privacy.bands", dp.bands, way_out)
+        hint = f"correlated noise needs each client in at most one of {dp.bands} rounds: fedax.Cyclic({dp.bands})"
+        raise ConfigError("privacy.bands", dp.bands, hint)
     for exchange in (*_exchanges(method, "warmup"), *_exchanges(method, "exchanges")):
         if exchange.who == "one":
-            way_out = f"{type(method).__name__} hears one client of a cohort alone; take a method that hears sums only"
-            raise ConfigError("privacy", dp, way_out)
+            hint = f"{type(method).__name__} hears one client of a cohort alone; take a method that hears sums only"
+            raise ConfigError("privacy", dp, hint)
     if (adaptive := dp.adaptive) is not None and adaptive.noise is not None and not 2 * adaptive.noise > dp.noise:
         raise ConfigError("privacy.adaptive.noise", adaptive.noise, f"give more than half of noise = {dp.noise}")
     if adaptive is not None and adaptive.noise is None and not n * sampling.chance / 10 > dp.noise:
-        way_out = f"cohorts of {n * sampling.chance:g} clients are too small for the default; give one above {dp.noise}"
-        raise ConfigError("privacy.adaptive.noise", None, way_out)
+        hint = f"cohorts of {n * sampling.chance:g} clients are too small for the default; give one above {dp.noise}"
+        raise ConfigError("privacy.adaptive.noise", None, hint)
     from fedax.privacy.accounting import weakness
 
     if weak := weakness(dp.delta, n):
@@ -177,8 +177,8 @@ def within(dp: DP, spending: "Ledger", rounds: int, stops: tuple[int, ...]) -> t
     most = rounds if within else min(rounds, spending.rounds(dp.epsilon, dp.delta))
     if most == 0:
         spent = spending.epsilon(1, dp.delta)
-        way_out = f"one round spends {spent:.4g}; more noise, or smaller cohorts (fedax privacy finds the noise)"
-        raise ConfigError("privacy.epsilon", dp.epsilon, way_out)
+        hint = f"one round spends {spent:.4g}; more noise, or smaller cohorts (fedax privacy finds the noise)"
+        raise ConfigError("privacy.epsilon", dp.epsilon, hint)
     return most, (*(stop for stop in stops if stop < most), most)
 
 
@@ -214,7 +214,7 @@ def noise_layer(method: Algorithm, dp: DP, forms: tuple[list[ExchangeForm], list
     return Private(method, dp, 1.0, 1.0, 1.0, *secret.blank(dp), np.ones(dp.bands), uploads)
 
 
-def known(private: Private, census: Census, participation: Participation, plan: Plan, rounds: int) -> Private:
+def known(private: Private, census: Census, participation: Participation, plan: RunPlan, rounds: int) -> Private:
     """The layer of noise with the numbers of a run, and with a secret of its own."""
     dp = private.privacy
     drawn = participation.sampling(census.num_clients)

@@ -56,8 +56,8 @@ def connect(coordinator: str | None = None, number: int | None = None, index: in
             multihost_utils.sync_global_devices("fedax")  # a process that cannot reach the others fails here
     except (ValueError, TypeError, RuntimeError, ImportError) as error:
         if "Duplicate GPU" in str(error):  # NCCL's words
-            way_out = "give each a GPU of its own, as by srun --gpus-per-task=1, or all of them JAX_PLATFORMS=cpu"
-            raise ConfigError("distributed", coordinator, f"two processes have the same GPU; {way_out}") from error
+            hint = "give each a GPU of its own, as by srun --gpus-per-task=1, or all of them JAX_PLATFORMS=cpu"
+            raise ConfigError("distributed", coordinator, f"two processes have the same GPU; {hint}") from error
         raise ConfigError(
             "distributed",
             coordinator,

@@ -135,8 +135,8 @@ class Model:
             age: 1 is far outside of training, beyond -29.31 to 124.3 ('9999')
         """
         if not _is_table(x) or self.transform is None:
-            way_out = "ranges of training are known of tables only, by a model that was trained on tables"
-            raise ConfigError("x", type(x).__name__, way_out)
+            hint = "ranges of training are known of tables only, by a model that was trained on tables"
+            raise ConfigError("x", type(x).__name__, hint)
         found: Doubts = self.transform.doubts(x)
         return found
 
@@ -188,8 +188,8 @@ class Model:
 
     def _batch(self, x: Unknown) -> Tree:
         if self.task.outputs is None:
-            way_out = "this task does not say what its model answers; give Task(…, outputs=fn(params, batch))"
-            raise ConfigError("outputs", None, way_out)
+            hint = "this task does not say what its model answers; give Task(…, outputs=fn(params, batch))"
+            raise ConfigError("outputs", None, hint)
         if _is_table(x):
             if self.transform is None:
                 raise DataError("x: a table, but the model was trained on arrays; give an array")
@@ -342,8 +342,8 @@ def load_model(path: Path, task: Task | None = None) -> Model:
     constants = {name.removeprefix(_CONSTANT): tensors.pop(name) for name in [*tensors] if name.startswith(_CONSTANT)}
     if task is None and (about is None or (about.task is None and about.pytorch is None)):
         name = "" if about is None else f" {about.name!r}"
-        way_out = f"the file is of a task{name} that fedax does not have; give load_model(path, task=…)"
-        raise ConfigError("task", None, way_out)
+        hint = f"the file is of a task{name} that fedax does not have; give load_model(path, task=…)"
+        raise ConfigError("task", None, hint)
     if task is None and about is not None and about.pytorch is not None:
         task, form = _module(path, about.pytorch, tensors, constants)
     elif task is None:

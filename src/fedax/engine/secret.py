@@ -20,7 +20,7 @@ import numpy as np
 
 from fedax.contract.types import Array
 from fedax.engine import processes
-from fedax.engine.identity import settings_of
+from fedax.engine.fingerprint import settings_of
 from fedax.errors import CheckpointError
 from fedax.files import open_to_others, write_private
 from fedax.wire.privacy import DP, Private

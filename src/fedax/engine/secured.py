@@ -37,8 +37,8 @@ def check(wire: Wire, method: Algorithm, participation: Participation, census: C
     if secure.clip is not None and wire.privacy is not None:
         raise ConfigError("secure.clip", secure.clip, "privacy clips uploads already; leave this one out")
     if wire.privacy is not None and wire.privacy.adaptive is not None:
-        way_out = "whole numbers need a clip that stays; leave adaptive out"
-        raise ConfigError("privacy.adaptive", wire.privacy.adaptive, way_out)
+        hint = "whole numbers need a clip that stays; leave adaptive out"
+        raise ConfigError("privacy.adaptive", wire.privacy.adaptive, hint)
     if participation.places(census.num_clients) == 1:
         raise refused("in a round with one client the sum is its upload; take more clients")
     first = resolve(method, 0)
@@ -65,8 +65,8 @@ def forms(
     def sent(form: ExchangeForm, places: int) -> ExchangeForm:
         parts = jax.tree.leaves(form.upload, is_leaf=is_message)
         if any(map(is_message, parts)):
-            way_out = f"what {method.traits().name} sends is compressed, and read one by one; leave one of them out"
-            raise ConfigError("secure", secure, way_out)
+            hint = f"what {method.traits().name} sends is compressed, and read one by one; leave one of them out"
+            raise ConfigError("secure", secure, hint)
         secure.check(places, sum(part.size for part in parts))
         # An estimate and a change of the same numbers are two sums.
         return form._replace(upload=jax.tree.map(bytes_of, form.upload), first=tuple(range(len(parts))))

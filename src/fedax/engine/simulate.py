@@ -11,18 +11,18 @@ from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.asynchronous import Asynchronous
-from fedax.engine.checkpoint import Checkpoints, Keeper
+from fedax.engine.checkpoint import Checkpointer, Checkpoints
 from fedax.engine.declared import takes
 from fedax.engine.drive import Program, drive
 from fedax.engine.evaluate import OneJob, measured, public_columns
 from fedax.engine.history import Run
 from fedax.engine.job import Job
-from fedax.engine.loop import State, Tally
+from fedax.engine.loop import Counters, State
 from fedax.engine.make import make_job
 from fedax.engine.options import Options
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
-from fedax.engine.plan import Plan, loops
+from fedax.engine.plan import RunPlan, loops
 from fedax.engine.private import of_public
 from fedax.errors import ConfigError, caller_level
 from fedax.programs import compiled
@@ -130,10 +130,12 @@ def conduct(
         checkpoint = Checkpoints(checkpoint)
     if checkpoint is None:
         return drive(make(job, False), [job], lambda _, row: watch(row))[0]
-    with Keeper(checkpoint, [job]) as keeper:
-        run = drive(make(keeper.jobs[0], keeper.found), keeper.jobs, lambda _, row: watch(row), keeper)[0]
+    with Checkpointer(checkpoint, [job]) as checkpointer:
+        run = drive(
+            make(checkpointer.jobs[0], checkpointer.found), checkpointer.jobs, lambda _, row: watch(row), checkpointer
+        )[0]
     if checkpoint.best is None or ever_heard(run.history, job.min_heard):
-        run.best = keeper.best[0]
+        run.best = checkpointer.best[0]
     else:
         text = f"in no evaluation in training {100 * job.min_heard:g} % of the clients' weight was heard (min_heard)"
         text += ": there is no best model, and the run keeps its last one"
@@ -145,20 +147,20 @@ def program(job: Job) -> Program:
     """The program of one job."""
     if job.pacing is not None:
         return Asynchronous(job)
-    return Hosted(job) if job.hosted else Alone(job)
+    return Hosted(job) if job.hosted else SingleRun(job)
 
 
-class Alone(OneJob):
+class SingleRun(OneJob):
     """The program of one job, with client memory on the device."""
 
-    def prepare(self) -> tuple[State, Tally]:
+    def prepare(self) -> tuple[State, Counters]:
         job = self.job
-        found: tuple[State, Tally] = _prepare(job.hyper, job.fed, job.key, job.x, job.plan)
+        found: tuple[State, Counters] = _prepare(job.hyper, job.fed, job.key, job.x, job.plan)
         return found
 
-    def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
+    def advance(self, state: State, start: int, stop: int) -> tuple[State, Counters]:
         job = self.job
-        found: tuple[State, Tally] = _advance(job.hyper, job.fed, job.key, state, start, stop, job.plan)
+        found: tuple[State, Counters] = _advance(job.hyper, job.fed, job.key, state, start, stop, job.plan)
         return found
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
@@ -166,7 +168,7 @@ class Alone(OneJob):
 
 
 @compiled(static=["plan"])
-def _prepare(hyper: Tree, fed: Tree, key: Array, x: Vector, plan: Plan) -> tuple[State, Tally]:
+def _prepare(hyper: Tree, fed: Tree, key: Array, x: Vector, plan: RunPlan) -> tuple[State, Counters]:
     return prepare(hyper, fed, key, x, plan)
 
 

@@ -14,8 +14,8 @@ from fedax.columns import choosing, higher_is_better
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
-from fedax.engine.batch import Batch, Block, blocks_of, on_one_core
-from fedax.engine.checkpoint import Checkpoints, Keeper, discard, present
+from fedax.engine.batch import Batch, BatchPlan, blocks_of, on_one_core
+from fedax.engine.checkpoint import Checkpointer, Checkpoints, discard, present
 from fedax.engine.declared import takes
 from fedax.engine.drive import drive
 from fedax.engine.history import FAILED, Run
@@ -85,11 +85,11 @@ class Sweep:
         every = (run.public_columns for runs in self.runs for run in runs)
         public = next((columns for columns in every if columns is not None), None)
         if public is not None and isinstance(by, str) and by in self.runs[0][0].history and by not in public:
-            way_out = (
+            hint = (
                 "it is measured on clients, and the choice among private runs must not depend on them: give val= of "
                 "no client; or a function of a run, whose choice ε does not cover"
             )
-            raise ConfigError("criterion", by, way_out)
+            raise ConfigError("criterion", by, hint)
 
         def score(run: Run) -> float:
             if run.status in FAILED:
@@ -235,23 +235,25 @@ def sweep(given: _Swept) -> Sweep:
     jobs = _jobs(given.make, points, chosen, given.task, given.data, options, by_seed)
     blocks = blocks_of(jobs, len(chosen), given.width)
     places = [[(i, k) for k in block.seeds for i in block.points] for block in blocks]
-    keepers: list[Keeper | None] = []
+    checkpointers: list[Checkpointer | None] = []
     for number, block in enumerate(blocks):  # what is of another sweep is refused before anything runs
-        keeper = None
+        checkpointer = None
         if given.checkpoint is not None:
             kept = given.checkpoint if isinstance(given.checkpoint, Checkpoints) else Checkpoints(given.checkpoint)
             above = kept.folder
             kept = dataclasses.replace(kept, folder=pathlib.Path(kept.folder, f"{BATCH}{number}"))
             points_in = [i for i, _ in places[number]]
             together = [jobs[i][k] for i, k in places[number]]
-            keeper = Keeper(kept, together, len(block.points), lasting=False, places=points_in, key_folder=above)
-            for (i, k), job in zip(places[number], keeper.jobs, strict=True):
+            checkpointer = Checkpointer(
+                kept, together, len(block.points), lasting=False, places=points_in, key_folder=above
+            )
+            for (i, k), job in zip(places[number], checkpointer.jobs, strict=True):
                 jobs[i][k] = job
-        keepers.append(keeper)
+        checkpointers.append(checkpointer)
     runs: dict[tuple[int, int], Run] = {}
     with Progress(sum(job.rounds for row in jobs for job in row)) if wanted() else contextlib.nullcontext() as shown:
         follow = None if shown is None else _Follower(shown, jobs)
-        for block, at, keeper in zip(blocks, places, keepers, strict=True):
+        for block, at, checkpointer in zip(blocks, places, checkpointers, strict=True):
 
             def watch(which: int, row: dict[str, Unknown], at: list[tuple[int, int]] = at) -> None:
                 i, k = at[which]
@@ -262,10 +264,10 @@ def sweep(given: _Swept) -> Sweep:
 
             rows = [[jobs[i][k] for i in block.points] for k in block.seeds]
             program = Batch(rows) if len(at) > 1 else alone(rows[0][0])
-            with keeper or contextlib.nullcontext():
-                found = drive(program, [job for row in rows for job in row], watch, keeper)
+            with checkpointer or contextlib.nullcontext():
+                found = drive(program, [job for row in rows for job in row], watch, checkpointer)
             for number, run in enumerate(found):
-                run.best = keeper.best[number] if keeper is not None else None
+                run.best = checkpointer.best[number] if checkpointer is not None else None
                 runs[at[number]] = run
             if follow is not None:
                 follow.over(at)
@@ -354,7 +356,7 @@ def blocks(
     data: FederatedData,
     options: CommonOptions,
     seeds: Sequence[int],
-) -> list[Block]:
+) -> list[BatchPlan]:
     """What of a sweep runs side by side on one core; each of these can be a sweep of its own, with the same rows.
 
     Args:
@@ -368,7 +370,7 @@ def blocks(
         >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
         >>> points = [{"lr": 0.1}, {"lr": 0.2}]
         >>> blocks(lambda lr: fedax.create("fedavg", lr=lr), points, task, data, CommonOptions(rounds=4), seeds=[0])
-        [Block(points=[0, 1], seeds=[0], new=True)]
+        [BatchPlan(points=[0, 1], seeds=[0], new=True)]
     """
     jobs = _jobs(
         make, list(points), list(seeds), task, data, dataclasses.replace(options, place=on_one_core(options.place)), {}

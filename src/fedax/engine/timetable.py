@@ -16,11 +16,11 @@ from fedax.contract.staleness import Staleness
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.engine.loop import draw_steps, stage_key
 from fedax.engine.options import Options
-from fedax.engine.plan import ExchangeForm, Plan
+from fedax.engine.plan import ExchangeForm, RunPlan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
 from fedax.federation.clock import BoundClock
-from fedax.federation.pace import Async, LiveSchedule, Schedule, Starts
+from fedax.federation.pace import Async, EventQueue, LiveEventQueue, Starts
 from fedax.federation.participation import Full, Participation, Uniform
 from fedax.federation.work import Work
 
@@ -116,7 +116,7 @@ class Timetable:
     def __init__(
         self,
         pace: Async,
-        schedule: Schedule,
+        schedule: EventQueue,
         steps: Callable[[int, int], int],
         data_weights: np.ndarray,
         staleness: Staleness | None,
@@ -140,8 +140,8 @@ class Timetable:
         heard = self.heard(steps)
         counted = np.bincount(heard.clients, self._weight(heard.staleness), len(self._p))
         if missing := np.flatnonzero((counted == 0) & (self._p > 0)).tolist():
-            way_out = f"in {steps} steps clients {missing[:5]} are never heard, and no weight makes up for that"
-            raise ConfigError("pace.weights", self.pace.weights, way_out)
+            hint = f"in {steps} steps clients {missing[:5]} are never heard, and no weight makes up for that"
+            raise ConfigError("pace.weights", self.pace.weights, hint)
         share = np.where(counted > 0, counted, 1) / (steps * self.pace.buffer)
         self._clients = self._p / share / self.pace.buffer
 
@@ -282,7 +282,7 @@ class Pacing(NamedTuple):
         work: Work,
         key: Array,
         census: Census,
-        plan: Plan,
+        plan: RunPlan,
         form: ExchangeForm,
         seed: int,
         rounds: int,
@@ -307,11 +307,11 @@ class Pacing(NamedTuple):
             begin = float(clock.on(client, time))
             if not math.isfinite(begin):
                 name = census.names[client] if census.names else client
-                way_out = f"client {name} is off for good after {time:g} s; give more periods, or repeat"
-                raise ConfigError("clock.available", f"no period after {time:g}", way_out)
+                hint = f"client {name} is off for good after {time:g} s; give more periods, or repeat"
+                raise ConfigError("clock.available", f"no period after {time:g}", hint)
             return begin
 
-        schedule = Schedule(
+        schedule = EventQueue(
             self.pace, census.num_clients, duration, clock.server, seed, begins if clock.periods else None
         )
         if clock.ends:  # an end that comes too soon is an error before the work, not after it
@@ -322,7 +322,7 @@ class Pacing(NamedTuple):
         return table
 
     def live(
-        self, schedule: LiveSchedule, work: Work, key: Array, census: Census, plan: Plan
+        self, schedule: LiveEventQueue, work: Work, key: Array, census: Census, plan: RunPlan
     ) -> tuple[Timetable, Callable[[int, int], int]]:
         """The timetable of a run at nodes, and ``steps(client, group)`` of its clients."""
         steps = steps_of(work, key, census, plan)
@@ -339,7 +339,7 @@ class Pacing(NamedTuple):
         return {"pace.weights": f"corrected over {self.horizon(num_clients, rounds)} steps"}
 
 
-def steps_of(work: Work, key: Array, census: Census, plan: Plan) -> Callable[[int, int], int]:
+def steps_of(work: Work, key: Array, census: Census, plan: RunPlan) -> Callable[[int, int], int]:
     """``steps(client, group)``: the local steps of a client that starts in a group."""
     if plan.steps is not None:
         return lambda client, group: plan.steps  # type: ignore[return-value]
@@ -369,24 +369,24 @@ def participation_of(options: Options, method: Algorithm, census: Census, simula
     """In whose place the pace has who starts: a cohort of K."""
     assert options.pace is not None
     if not isinstance(options.participation, Full | None):
-        way_out = "with pace=… clients start as the pace says, pace.start: leave it out"
-        raise ConfigError("participation", options.participation, way_out)
+        hint = "with pace=… clients start as the pace says, pace.start: leave it out"
+        raise ConfigError("participation", options.participation, hint)
     if options.clock is None and simulated:
-        way_out = "give clock=fedax.Clock(step=…), the clients' speeds: they decide who answers when"
-        raise ConfigError("clock", None, f"with pace=… {way_out}")
+        hint = "give clock=fedax.Clock(step=…), the clients' speeds: they decide who answers when"
+        raise ConfigError("clock", None, f"with pace=… {hint}")
     for name in ("privacy", "secure"):
         if (given := getattr(options, name)) is not None:
             why = "its guarantee is for cohorts that are drawn at random" if name == "privacy" else "it sums a cohort"
             raise ConfigError(name, given, f"{why}, and with pace=… who is heard follows from the clients' speeds")
     if options.pace.weights == "corrected" and not simulated:
         why = "at nodes nobody knows beforehand how often each will answer"
-        way_out = f"{why}: take a method that remembers, such as ca2fl, with start = 'idle'; or give 'given'"
-        raise ConfigError("pace.weights", "corrected", way_out)
+        hint = f"{why}: take a method that remembers, such as ca2fl, with start = 'idle'; or give 'given'"
+        raise ConfigError("pace.weights", "corrected", hint)
     options.pace.validate(census.num_clients)
     size, asked = options.pace.buffer, method.pace().buffer
     if asked is not None and size != asked:
-        way_out = f"a step of {type(method).__name__} takes {asked} at a time: give {asked}"
-        raise ConfigError("pace.buffer", size, way_out)
+        hint = f"a step of {type(method).__name__} takes {asked} at a time: give {asked}"
+        raise ConfigError("pace.buffer", size, hint)
     return Full() if size == census.num_clients else Uniform(size)
 
 

@@ -24,7 +24,7 @@ from fedax.engine.job import Job
 from fedax.engine.load import federation_of, on_devices
 from fedax.engine.loop import Clients, Federation, Hyper, draw, draw_one, exchange_key, stage_key, without_method
 from fedax.engine.places.device import first_state
-from fedax.engine.plan import Plan
+from fedax.engine.plan import RunPlan
 from fedax.errors import ConfigError
 from fedax.federation.clock import BoundClock
 from fedax.federation.participation import Full, WithoutLate, is_late
@@ -155,8 +155,8 @@ class _Stage:
             if not np.isfinite(begin).all():
                 who = int(cohort[there][np.argmax(begin)])
                 name = self._job.census.names[who] if self._job.census.names else who
-                way_out = f"client {name} is off for good after {time:g} s; give more periods, or repeat"
-                raise ConfigError("clock.available", f"no period after {time:g}", way_out)
+                hint = f"client {name} is off for good after {time:g} s; give more periods, or repeat"
+                raise ConfigError("clock.available", f"no period after {time:g}", hint)
             for each in seconds:
                 time = float(np.max(np.maximum(begin, time) + each[row][there], initial=time))
             time += server
@@ -192,7 +192,7 @@ class _Stage:
 
 @compiled(static=["one", "plan", "stage"])
 def _cohorts(
-    hyper: Hyper, fed: Federation, key: Array, indices: Array, *, one: bool, plan: Plan, stage: str
+    hyper: Hyper, fed: Federation, key: Array, indices: Array, *, one: bool, plan: RunPlan, stage: str
 ) -> tuple[Array, Array, Tree]:
     """[rounds, S] the clients of some rounds and their steps; where ``one`` works alone, [rounds] its position."""
 
@@ -224,8 +224,8 @@ class _Counts:
         count = functools.partial(_count, plan=self._plan, stage=stage)
         program = jax.make_jaxpr(count)(self._values, self._given, index, ids, ids)
         if needed(program) & {*program.invars[: len(jax.tree.leaves(self._values))]}:
-            way_out = f"whether {method.traits().name or type(method).__name__} asks for a gradient depends on values"
-            raise ConfigError("clock", job.hyper.method, f"{way_out}, which a clock cannot know; leave it out")
+            hint = f"whether {method.traits().name or type(method).__name__} asks for a gradient depends on values"
+            raise ConfigError("clock", job.hyper.method, f"{hint}, which a clock cannot know; leave it out")
 
     def of(self, indices: np.ndarray, ids: np.ndarray, steps: np.ndarray) -> list[np.ndarray]:
         """For each exchange, [rounds, S] minibatch gradients."""
@@ -235,7 +235,7 @@ class _Counts:
 
 
 def _count(
-    values: Tree, given: _Given, index: Array, id_: Array, steps: Array, *, plan: Plan, stage: str
+    values: Tree, given: _Given, index: Array, id_: Array, steps: Array, *, plan: RunPlan, stage: str
 ) -> list[Array]:
     """The minibatch gradients of one client in each exchange; ``values``: examples, and first states."""
     examples, server, memory = values
@@ -253,7 +253,7 @@ def _count(
 
 @compiled(static=["plan", "stage"])
 def _counted(
-    values: Tree, given: _Given, indices: Array, ids: Array, steps: Array, *, plan: Plan, stage: str
+    values: Tree, given: _Given, indices: Array, ids: Array, steps: Array, *, plan: RunPlan, stage: str
 ) -> list[Array]:
     """:func:`_count` of some rounds, [rounds, S]."""
     count = functools.partial(_count, values, given, plan=plan, stage=stage)

@@ -69,8 +69,8 @@ def _check_names(given: Mapping[str, Any]) -> None:
         if name in _ELSEWHERE:
             raise ConfigError(name, value, f"compare has it by another way: {_ELSEWHERE[name]}")
         if name in fedax.hyperparameters("fedavg") and name not in names:
-            way_out = f"a method has its own: methods={{'fedavg': fedax.create('fedavg', {name}=…)}}"
-            raise ConfigError(name, value, way_out)
+            hint = f"a method has its own: methods={{'fedavg': fedax.create('fedavg', {name}=…)}}"
+            raise ConfigError(name, value, hint)
         if name not in names:
             raise unknown(name, name, names)
 
@@ -140,8 +140,8 @@ def compare(given: _Compared) -> "Comparison":
     if processes.count() > 1:
         raise ConfigError("processes", processes.count(), "compare runs in one process; give each some of the methods")
     if given.until is not None and not isinstance(given.until, Patience):
-        way_out = "give fedax.Patience(…): of another function a run folder cannot tell the end"
-        raise ConfigError("until", given.until, way_out)
+        hint = "give fedax.Patience(…): of another function a run folder cannot tell the end"
+        raise ConfigError("until", given.until, hint)
     work, participation = given.work or Epochs(1), given.participation or Full()
     options = dataclasses.replace(given, work=work, participation=participation).keywords
     seeds = given.seeds
@@ -290,8 +290,8 @@ class Comparison:
         """
         if len(self.problems) > 1:
             differ = ", ".join(self.problems[0].differs)
-            way_out = f"they are not compared: open those of one problem (they differ in {differ})"
-            raise ConfigError("plot", f"{len(self.problems)} problems", way_out)
+            hint = f"they are not compared: open those of one problem (they differ in {differ})"
+            raise ConfigError("plot", f"{len(self.problems)} problems", hint)
         if isinstance(target, Mapping):
             aim = target_of(self.problems[0], target)
             if column not in (None, aim.column):
@@ -421,8 +421,8 @@ def _methods(given: Any) -> dict[str, tuple[Algorithm, str | None]]:
         elif isinstance(method, Algorithm):
             by_label[label] = method, None
         else:
-            way_out = "give a method, as of fedax.create('fedavg', lr=0.1), or the name of one"
-            raise ConfigError(f"methods[{label!r}]", method, way_out)
+            hint = "give a method, as of fedax.create('fedavg', lr=0.1), or the name of one"
+            raise ConfigError(f"methods[{label!r}]", method, hint)
     return by_label
 
 
@@ -503,8 +503,8 @@ def _completed(
         raise unknown("until.column", until.column, columns)
     if baselines and not baseline_rates(completed.config):
         label = next(iter(named))
-        way_out = f"{label} has no constant lr for them to take: name one, baselines={{'lr': 0.1}}"
-        raise ConfigError("baselines", baselines, way_out)
+        hint = f"{label} has no constant lr for them to take: name one, baselines={{'lr': 0.1}}"
+        raise ConfigError("baselines", baselines, hint)
     return completed
 
 
@@ -539,4 +539,4 @@ def _with_argument_names(call: Callable[[], Any], argument: str = "out") -> Any:
         return call()
     except ConfigError as error:
         field = argument if error.field == "out" else error.field
-        raise ConfigError(field, error.value, error.way_out.replace("--out", f"{argument}=")) from error.__cause__
+        raise ConfigError(field, error.value, error.hint.replace("--out", f"{argument}=")) from error.__cause__

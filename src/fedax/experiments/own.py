@@ -98,8 +98,8 @@ class Code:
         source = self._find(field, name)
         for place, other in self.sources.items():
             if place != name.rpartition(":")[0] and other.name == source.name and other.digest != source.digest:
-                way_out = f"{other.path} has the same name, and a run folder keeps a copy of both; rename one"
-                raise ConfigError(field, name, way_out)
+                hint = f"{other.path} has the same name, and a run folder keeps a copy of both; rename one"
+                raise ConfigError(field, name, hint)
         self.sources[name.rpartition(":")[0]] = source
         return source
 
@@ -152,8 +152,8 @@ def configured(allowed: bool, folder: str | Path | None = None, typed: Collectio
         source = _of_file(field, name, place, folders) if place.endswith(".py") else _of_module(field, name, place)
         if allowed or name in typed:
             return source
-        way_out = f"it would run the code of {source}; read it, and allow it: --allow-code (in Python allow_code=True)"
-        raise ConfigError(field, name, way_out)
+        hint = f"it would run the code of {source}; read it, and allow it: --allow-code (in Python allow_code=True)"
+        raise ConfigError(field, name, hint)
 
     return Code(find)
 
@@ -227,12 +227,12 @@ def check_same(folder: Path, was: Mapping[str, str], sources: Iterable[Source]) 
     for source in sources:
         if was.get(source.name) != source.digest:
             old = was.get(source.name, "another file")[:16]
-            way_out = (
+            hint = (
                 f"{source.path} is not what this run began with (sha256 was {old}…, is {source.digest[:16]}…), and a "
                 f"run goes on by the same code only; {folder / FOLDER} has a copy of it: go on by the configuration "
                 f"{folder / 'config.toml'}, or name another folder with --out"
             )
-            raise ConfigError("out", str(folder), way_out)
+            raise ConfigError("out", str(folder), hint)
 
 
 def made(component: Component, given: Mapping[str, Any]) -> Algorithm:
@@ -377,6 +377,6 @@ def _with_named_arguments(component: Component) -> Component:
     """Refuse a component with arguments that have no names, which cannot be settings."""
     for parameter in inspect.signature(component.make).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            what, way_out = f"takes {parameter}", "name each argument: they are the settings of a configuration"
-            raise CodeError(component.make.__name__, what, way_out, place_of(component.make))
+            what, hint = f"takes {parameter}", "name each argument: they are the settings of a configuration"
+            raise CodeError(component.make.__name__, what, hint, place_of(component.make))
     return component

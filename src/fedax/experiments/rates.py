@@ -58,8 +58,8 @@ def chosen(experiment: Experiment, code: own.Code | None = None) -> Experiment:
     """
     config = experiment.config
     if experiment.val is None:
-        way_out = "there is no validation part to choose by: [data.split] with val = 0.15, or --no-tune"
-        raise ConfigError("tune", True, way_out)
+        hint = "there is no validation part to choose by: [data.split] with val = 0.15, or --no-tune"
+        raise ConfigError("tune", True, hint)
     if "privacy" in config:
         raise ConfigError("tune", True, "each run at another rate spends privacy, too; choose by public data")
     rows, methods, tuned = [], dict(experiment.methods), {}

@@ -23,8 +23,8 @@ from fedax.engine.batch import on_one_core, worth_batching
 from fedax.engine.checkpoint import discard, present
 from fedax.engine.devices import device_bytes
 from fedax.engine.evaluate import columns
+from fedax.engine.fingerprint import differences, same_versions
 from fedax.engine.history import save_run
-from fedax.engine.identity import differences, same_versions
 from fedax.engine.load import Shared
 from fedax.engine.private import outlook
 from fedax.engine.saved import read_model, renamed
@@ -382,7 +382,7 @@ def draw_stopped(folder: Path) -> Path | None:
     return None
 
 
-def perform(job: cluster.Job, folder: Path, code: Sequence[str]) -> None:
+def perform(job: cluster.ClusterJob, folder: Path, code: Sequence[str]) -> None:
     """Do the job of a run, at a worker: a :data:`fedax.experiments.cluster.jobs.Perform`."""
     kept: dict[str, Any] = {} if job.best is None else {"best": job.best}
     if isinstance(job.problem, bytes):
@@ -407,7 +407,7 @@ def alone(experiment: Experiment, label: str, seed: int) -> Experiment:
 
 def _jobs_elsewhere(
     experiment: Experiment, batches: Sequence[Sequence[tuple[str, int]]], best: str | None
-) -> dict[str, tuple[cluster.Job, str, int]]:
+) -> dict[str, tuple[cluster.ClusterJob, str, int]]:
     """The jobs of some runs, by their keys, each with its method and its seed."""
     content = b"" if experiment.configured else cluster.packed(dataclasses.replace(experiment, track=None))
     jobs = {}
@@ -416,9 +416,9 @@ def _jobs_elsewhere(
             name = f"{label}, seed {seed}"
             if experiment.configured:
                 config = alone(experiment, label, seed).config
-                job = cluster.Job.of(name, [config], code=experiment.code, best=best)
+                job = cluster.ClusterJob.of(name, [config], code=experiment.code, best=best)
             else:
-                job = cluster.Job(name, content, run=(label, seed), best=best)
+                job = cluster.ClusterJob(name, content, run=(label, seed), best=best)
             jobs[job.key] = job, label, seed
     return jobs
 
@@ -573,27 +573,25 @@ def same_shapes(experiment: Experiment) -> bool:
 def check_key(folder: Path, experiment: Experiment) -> None:
     """Check that the secret key of private runs is still in their folder."""
     if experiment.keeps_noise and not (folder / secret.FILE).exists():
-        way_out = (
-            f"its {secret.FILE} is lost, and the noise cannot go on without it; restore it, or name another folder"
-        )
-        raise ConfigError("out", str(folder), way_out)
+        hint = f"its {secret.FILE} is lost, and the noise cannot go on without it; restore it, or name another folder"
+        raise ConfigError("out", str(folder), hint)
 
 
 def _check_same_problem(folder: Path, about: Mapping[str, Any], made_of: MadeOf) -> None:
     """Check that the run in a folder is of the same problem; data files, for example, may have changed."""
     if (before := about.get("made_of")) is None:
-        way_out = (
+        hint = (
             "it holds a run of an older version of fedax, which did not keep what it was made of; name another folder"
         )
-        raise ConfigError("out", str(folder), way_out)
+        raise ConfigError("out", str(folder), hint)
     same = same_versions(about["versions"])
     for label, settings in made_of.items():
         if differs := differences(before.get(label, {}), settings, same):
             first = "; ".join(differs[:5]) + ("; …" if len(differs) > 5 else "")
-            way_out = f"it holds a run of another problem ({label}: {first}); name another folder with --out"
+            hint = f"it holds a run of another problem ({label}: {first}); name another folder with --out"
             if (began := about["versions"].get("fedax")) != fedax.__version__:  # which may draw other data
-                way_out += f", or go on with fedax {began}, which began it"
-            raise ConfigError("out", str(folder), way_out)
+                hint += f", or go on with fedax {began}, which began it"
+            raise ConfigError("out", str(folder), hint)
 
 
 def _finished_runs(

@@ -119,11 +119,11 @@ def plan(
     section = sections.sweep or SweepSection()
     grid_values = dict(_flat(section.grid)) | dict(grid or {})
     if not grid_values:
-        way_out = 'this is missing; add [sweep.grid] with "methods.*.lr" = [0.01, 0.1], or --grid methods.*.lr=0.01,0.1'
-        raise ConfigError("sweep.grid", None, way_out)
+        hint = 'this is missing; add [sweep.grid] with "methods.*.lr" = [0.01, 0.1], or --grid methods.*.lr=0.01,0.1'
+        raise ConfigError("sweep.grid", None, hint)
     if (section.points is None) == (section.search == "random"):
-        way_out = "a grid takes all combinations; leave it out, or take search = 'random'"
-        raise ConfigError("sweep.points", section.points, way_out if section.points else "give how many to draw")
+        hint = "a grid takes all combinations; leave it out, or take search = 'random'"
+        raise ConfigError("sweep.points", section.points, hint if section.points else "give how many to draw")
     names = labels(sections.methods)
     for row, label in zip(tables["methods"], names, strict=True):
         row["label"] = label
@@ -335,7 +335,7 @@ def _delivered(folder: Path) -> Path:
     return folder / "checkpoints" / "jobs"
 
 
-def perform(job: cluster.Job, folder: Path, code: Sequence[str]) -> None:
+def perform(job: cluster.ClusterJob, folder: Path, code: Sequence[str]) -> None:
     """Do the job of a sweep, or of a run, at a worker: a :data:`fedax.experiments.cluster.jobs.Perform`."""
     if isinstance(job.problem, bytes) or not (job.points or "sweep" in job.problem[0]):
         runner.perform(job, folder, code)
@@ -348,7 +348,7 @@ def perform(job: cluster.Job, folder: Path, code: Sequence[str]) -> None:
 class _Part(NamedTuple):
     """A job of a sweep: a method at some points, by their numbers, with some seeds."""
 
-    job: cluster.Job
+    job: cluster.ClusterJob
     label: str
     points: list[int]
     seeds: list[int]
@@ -413,7 +413,7 @@ def _parts(tuning: Tuning) -> tuple[list[_Part], int]:
                 points = [tuning.points[label][i] for i in block.points]
                 name = f"{label} at {sweeps.settings(points[0])}" + f" and {len(points) - 1} more" * (len(points) > 1)
                 name += f", seed {', '.join(map(str, chosen))}"
-                job = cluster.Job.of(name, configs, points, experiments[0].code)
+                job = cluster.ClusterJob.of(name, configs, points, experiments[0].code)
                 parts.append(_Part(job, label, block.points, chosen))
                 programs += block.new
     return parts, programs
@@ -550,8 +550,8 @@ def _check_number(spaces: Mapping[str, Mapping[str, GridAxis]], drawn: int | Non
     else:
         number = drawn * len(spaces)
     if number > MOST_POINTS:
-        way_out = f"this makes {number} points of all methods together; at most {MOST_POINTS} are tried"
-        raise ConfigError("sweep.grid" if drawn is None else "sweep.points", given if drawn is None else drawn, way_out)
+        hint = f"this makes {number} points of all methods together; at most {MOST_POINTS} are tried"
+        raise ConfigError("sweep.grid" if drawn is None else "sweep.points", given if drawn is None else drawn, hint)
 
 
 def _points(label: str, space: Mapping[str, GridAxis], section: SweepSection) -> list[Point]:
@@ -565,8 +565,8 @@ def _points(label: str, space: Mapping[str, GridAxis], section: SweepSection) ->
         return points
     combinations = math.prod(math.inf if isinstance(axis, fedax.Range) else len(axis) for axis in space.values())
     if combinations < section.points:
-        way_out = f"{label} has only {combinations} combinations; search = 'grid' takes them all"
-        raise ConfigError("sweep.points", section.points, way_out)
+        hint = f"{label} has only {combinations} combinations; search = 'grid' takes them all"
+        raise ConfigError("sweep.points", section.points, hint)
     drawn = section.points
     while drawn <= 64 * section.points:
         different: dict[str, Point] = {}
@@ -616,12 +616,12 @@ def _criterion(section: SweepSection, experiments: list[Experiment]) -> Table:
         raise unknown("sweep.criterion", criterion, known)
     public = next((experiment.public for experiment in experiments if experiment.public is not None), None)
     if public is not None and criterion not in public:
-        way_out = (
+        hint = (
             "the choice among private runs must not depend on clients' data: name a column of held-out examples that "
             f"belong to no client ({', '.join(set(public) & set(known)) or 'there is none'}), or try settings on other "
             "data first"
         )
-        raise ConfigError("sweep.criterion", criterion, way_out)
+        raise ConfigError("sweep.criterion", criterion, hint)
     way = section.better or better(criterion, experiments[0].task.metrics)
     if way is None:
         raise ConfigError("sweep.better", None, f"the name {criterion} does not tell; give 'lower' or 'higher'")

@@ -219,8 +219,8 @@ class Clock(Settings):
         self.available = None if available is None else _availability(available)
         others = (self.step, self.up, self.down, self.server, self.available)
         if isinstance(self.latency, Recorded) and any(other is not None and np.any(other != 0) for other in others):
-            way_out = "recorded arrivals have all of the time in them: leave the other settings out"
-            raise ConfigError("clock.latency", repr(self.latency), way_out)
+            hint = "recorded arrivals have all of the time in them: leave the other settings out"
+            raise ConfigError("clock.latency", repr(self.latency), hint)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Clock":

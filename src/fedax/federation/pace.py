@@ -65,11 +65,11 @@ class Async(Settings):
         check_count("pace.concurrency", self.concurrency, 1, MOST)
         check_count("pace.buffer", self.buffer, 1, MOST)
         if self.buffer > self.concurrency:
-            way_out = f"there are at most {self.concurrency} under way: give a buffer of at most the concurrency"
-            raise ConfigError("pace.buffer", self.buffer, way_out)
+            hint = f"there are at most {self.concurrency} under way: give a buffer of at most the concurrency"
+            raise ConfigError("pace.buffer", self.buffer, hint)
         if self.staleness is not None and not isinstance(self.staleness, Staleness):
-            way_out = "give fedax.PolynomialStaleness(0.5), fedax.HingeStaleness(…) or another fedax.Staleness"
-            raise ConfigError("pace.staleness", self.staleness, way_out)
+            hint = "give fedax.PolynomialStaleness(0.5), fedax.HingeStaleness(…) or another fedax.Staleness"
+            raise ConfigError("pace.staleness", self.staleness, hint)
         check_number("pace.grace", self.grace, 0, fixed=True)
         for field, value, known in (("start", self.start, _STARTS), ("weights", self.weights, _WEIGHTS)):
             if value not in known:
@@ -84,8 +84,8 @@ class Async(Settings):
     def validate(self, num_clients: int) -> None:
         """Raise :class:`fedax.errors.ConfigError` where this does not fit so many clients."""
         if self.start == "idle" and self.concurrency > num_clients:
-            way_out = f"at most all {num_clients} clients are under way; or give start='uniform'"
-            raise ConfigError("pace.concurrency", self.concurrency, way_out)
+            hint = f"at most all {num_clients} clients are under way; or give start='uniform'"
+            raise ConfigError("pace.concurrency", self.concurrency, hint)
         if self.buffer > num_clients:
             raise ConfigError("pace.buffer", self.buffer, f"there are {num_clients} clients")
 
@@ -104,7 +104,7 @@ class Starts(NamedTuple):
     heard: tuple[int, ...]
 
 
-class Schedule:
+class EventQueue:
     """Who starts when, and whose answers make each step, as far as it was asked for.
 
     It is a literal event queue. A piece of work has a running number, in the order of the starts; of answers at the
@@ -125,7 +125,7 @@ class Schedule:
         times: [steps] when each step was taken, in seconds.
 
     Example:
-        >>> both = Schedule(Async(2, start="idle"), 2, lambda number, client, group: 1.0 + 2 * client)
+        >>> both = EventQueue(Async(2, start="idle"), 2, lambda number, client, group: 1.0 + 2 * client)
         >>> both.until(4)
         >>> both.times, [[both.clients[n] for n in step] for step in both.steps]
         ([1.0, 2.0, 3.0, 3.0], [[0], [0], [1], [0]])
@@ -184,8 +184,8 @@ class Schedule:
         queue, heard = self._queue, self._answers
         now = queue[0][0]
         if not math.isfinite(now):
-            way_out = f"the recorded answers are over after {self.version} steps: ask for fewer rounds"
-            raise ConfigError("rounds", self.version + 1, way_out)
+            hint = f"the recorded answers are over after {self.version} steps: ask for fewer rounds"
+            raise ConfigError("rounds", self.version + 1, hint)
         last = now + self._grace
         while queue and queue[0][0] <= last:
             now, number = heapq.heappop(queue)
@@ -268,21 +268,21 @@ class Schedule:
         self._dealt = 0
 
 
-class LiveSchedule(Schedule):
+class LiveEventQueue(EventQueue):
     """A schedule whose answers come from outside, as those of real clients do: :meth:`hear` tells of each.
 
     A simulation in which each piece of work takes as long as it took here, from its begin to its answer, has the same
     schedule.
 
     Args:
-        pace, num_clients, seed: as of :class:`Schedule`.
+        pace, num_clients, seed: as of :class:`EventQueue`.
 
     Attributes:
         begun: of each piece of work, when it began, in seconds.
         under_way: work that has no answer yet, by its number -> its group, the position of its start among ``starts``.
 
     Example:
-        >>> both = LiveSchedule(Async(2, start="idle"), 2)
+        >>> both = LiveEventQueue(Async(2, start="idle"), 2)
         >>> both.hear(1, 0.5)
         >>> both.until(1)
         >>> both.times, both.under_way, both.begun

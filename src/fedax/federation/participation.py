@@ -618,8 +618,8 @@ class Dropout(Participation):
         if self.available is not None:
             found, clients = self.available.shape
             if clients != num_clients or found < rounds:
-                way_out = f"there are {num_clients} clients, and {rounds} rounds at most"
-                raise ConfigError("dropout.available", f"{found} rounds of {clients} clients", way_out)
+                hint = f"there are {num_clients} clients, and {rounds} rounds at most"
+                raise ConfigError("dropout.available", f"{found} rounds of {clients} clients", hint)
         elif np.ndim(self.rate) and len(self.rate) != num_clients:
             raise ConfigError("dropout.rate", f"{len(self.rate)} rates", f"give one for each of {num_clients} clients")
 

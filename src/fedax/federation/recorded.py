@@ -67,8 +67,8 @@ class Recorded:
             number, name = int(numbers[at]), self._names[int(ids[at])]
             if (whose := self.clients.get(number, name)) != name:
                 why = f"the recorded answer {number} is client {whose}'s, and here client {name} starts then"
-                way_out = "give the pace, the seed, the method and the clients of the run that was recorded"
-                raise ConfigError("clock", repr(self), f"{why}: {way_out}")
+                hint = "give the pace, the seed, the method and the clients of the run that was recorded"
+                raise ConfigError("clock", repr(self), f"{why}: {hint}")
             found[at] = self.seconds.get(number, np.inf)
         return found
 

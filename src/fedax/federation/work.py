@@ -83,8 +83,8 @@ class Steps(Work):
     def __init__(self, steps: Any):
         given = _numbers(steps)
         if given is None or not np.issubdtype(given.dtype, np.integer) or not 1 <= given.min() <= given.max() <= MOST:
-            way_out = f"give a whole number of at least 1 and at most {MOST}, or one for each client"
-            raise ConfigError("steps", steps, way_out)
+            hint = f"give a whole number of at least 1 and at most {MOST}, or one for each client"
+            raise ConfigError("steps", steps, hint)
         self._same = None if given.ndim else int(given)
         self._each = given.astype(np.int32) if given.ndim else None
 

@@ -38,8 +38,8 @@ class Series:
         if x.ndim != 1:
             raise ConfigError("series.x", x.shape, f"give one number for each evaluation of {self.label}")
         if values.ndim != 2 or not len(values) or values.shape[1] != len(x):
-            way_out = f"give [seeds, {len(x)}] numbers for {self.label}; of one seed, [values]"
-            raise ConfigError("series.values", values.shape, way_out)
+            hint = f"give [seeds, {len(x)}] numbers for {self.label}; of one seed, [values]"
+            raise ConfigError("series.values", values.shape, hint)
         if self.heard is not None:
             heard = np.asarray(self.heard, float)
             if heard.shape != x.shape:

@@ -152,8 +152,8 @@ def check_metrics(metrics: Mapping[str, Any], outputs: Callable[..., Any] | None
         if not isinstance(metric, Metric):
             continue
         if outputs is None:
-            way_out = "a metric of a whole data set needs what the model answers: give the task outputs and kind too"
-            raise ConfigError(f"metrics[{name!r}]", metric, way_out)
+            hint = "a metric of a whole data set needs what the model answers: give the task outputs and kind too"
+            raise ConfigError(f"metrics[{name!r}]", metric, hint)
         if metric.kind is not None and kind is not None and metric.kind != kind:
             raise ConfigError(f"metrics[{name!r}]", metric, f"this is for {metric.kind}, and the task is one of {kind}")
 
@@ -172,8 +172,8 @@ def check_labels(metrics: Mapping[str, Any], kind: str | None, examples: Any) ->
         if not isinstance(metric, Metric) or (metric.kind or kind) != "classification":
             continue
         if (bad := np.flatnonzero((y != np.rint(y)).any(axis=1) | ~np.isfinite(y).all(axis=1))).size:
-            way_out = f"and the metric {name} is for classes; give whole numbers, or take r2, mae or rmse"
-            raise ExampleError("examples['y']", int(bad[0]), f"has label {y[bad[0]].tolist()}, {way_out}")
+            hint = f"and the metric {name} is for classes; give whole numbers, or take r2, mae or rmse"
+            raise ExampleError("examples['y']", int(bad[0]), f"has label {y[bad[0]].tolist()}, {hint}")
 
 
 # ---- reading outputs
@@ -242,7 +242,7 @@ def total(values: Array, weights: Array, axis: int | None = None) -> Array:
     return f.where(weights != 0, values * weights.astype(values.dtype), 0).sum(axis=axis)
 
 
-def tally(places: Array, weights: Array, size: int) -> Array:
+def counters(places: Array, weights: Array, size: int) -> Array:
     """[size] the sums of weights at each place; integer weights give integers."""
     places, weights = places.reshape(-1), weights.reshape(-1)
     if isinstance(places, np.ndarray):
@@ -263,8 +263,8 @@ def checked(metric: Metric, y_true: Any, y_score: Any, sample_weight: Any) -> tu
     y = fitting(y, score)
     if score.shape[: y.ndim] != y.shape or score.ndim > y.ndim + 1:
         swapped = y.ndim == score.ndim + 1 and y.shape[:-1] == score.shape
-        way_out = "y_true comes first, then y_score" if swapped else "give an array [n], or [n, C] of C classes"
-        raise ConfigError("y_score", list(score.shape), f"y_true has shape {list(y.shape)}; {way_out}")
+        hint = "y_true comes first, then y_score" if swapped else "give an array [n], or [n, C] of C classes"
+        raise ConfigError("y_score", list(score.shape), f"y_true has shape {list(y.shape)}; {hint}")
     if not np.isfinite(y).all():
         raise ConfigError("y_true", _first(y, ~np.isfinite(y)), "labels have to be finite; leave such examples out")
     if metric.kind == "regression":
@@ -327,8 +327,8 @@ def _check_classes(metric: Metric, y: np.ndarray, score: np.ndarray) -> None:
     else:
         for field, values in (("y_true", y), ("y_score", score)):
             if values.min() < 0:
-                way_out = "whole numbers are classes, counted from 0; log-odds have to be real numbers"
-                raise ConfigError(field, _first(values, values < 0), way_out)
+                hint = "whole numbers are classes, counted from 0; log-odds have to be real numbers"
+                raise ConfigError(field, _first(values, values < 0), hint)
     if y.ndim == 2 and y.shape == score.shape and y.shape[1] > 1 and _one_hot(y) and are_probabilities(y[:, 0], score):
         raise ConfigError("y_true", list(y.shape), "one-hot? Give the class itself: y_true.argmax(axis=-1)")
 

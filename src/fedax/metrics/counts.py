@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedax.errors import ConfigError
-from fedax.metrics.base import Array, Metric, Sums, classes_of, each_weight, functions_of, number_of, tally
+from fedax.metrics.base import Array, Metric, Sums, classes_of, counters, each_weight, functions_of, number_of
 
 Average = Literal["binary", "macro", "micro"]
 
@@ -46,9 +46,9 @@ class _ClassCounts(Metric):
         weight, size = each_weight(weights, y), number_of(outputs, y)
         right = functions_of(weight).where(predicted == true, weight, 0)
         return {
-            "right": tally(true, right, size),
-            "said": tally(predicted, weight, size),
-            "true": tally(true, weight, size),
+            "right": counters(true, right, size),
+            "said": counters(predicted, weight, size),
+            "true": counters(true, weight, size),
         }
 
 
@@ -69,8 +69,8 @@ class _AveragedOverClasses(_ClassCounts):
     def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
         """The counts of each class; ``average="binary"`` needs two classes."""
         if self.average == "binary" and number_of(outputs, y) > 2:
-            way_out = f"this is for two classes, and there are {number_of(outputs, y)}: take 'macro' or 'micro'"
-            raise ConfigError(f"{type(self).__name__}.average", self.average, way_out)
+            hint = f"this is for two classes, and there are {number_of(outputs, y)}: take 'macro' or 'micro'"
+            raise ConfigError(f"{type(self).__name__}.average", self.average, hint)
         return super().sums(outputs, y, weights)
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:

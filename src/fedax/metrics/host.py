@@ -73,8 +73,8 @@ class OnHost(HostMetric):
         answer = self._answer(outputs, y) if kind == "classification" else outputs
         value = call("metric", "function(y_true, y) -> a number", function, y, answer)
         if np.shape(value) != () or np.asarray(value).dtype.kind not in "biuf":
-            way_out = f"return one number ({place_of(self.function)})"
-            raise ConfigError(f"metric {self.name}", value, way_out)
+            hint = f"return one number ({place_of(self.function)})"
+            raise ConfigError(f"metric {self.name}", value, hint)
         return float(value)
 
     def _answer(self, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from fedax.metrics.base import (
     are_probabilities,
     as_outputs,
     checked,
+    counters,
     each_weight,
     functions_of,
     log_odds,
@@ -21,7 +22,6 @@ from fedax.metrics.base import (
     of_two,
     probability,
     second,
-    tally,
     total,
 )
 
@@ -145,9 +145,9 @@ class CalibrationError(Metric):
         bin_ = f.clip(f.where(p == p, p, 0) * self.bins, 0, self.bins - 1).astype(np.int32)
         confidences = f.where(weight != 0, p, 0) * weight.astype(p.dtype)
         return {
-            "all": tally(bin_, weight, self.bins),
-            "so": tally(bin_, f.where(correct, weight, 0), self.bins),
-            "said": tally(bin_, confidences, self.bins),
+            "all": counters(bin_, weight, self.bins),
+            "so": counters(bin_, f.where(correct, weight, 0), self.bins),
+            "said": counters(bin_, confidences, self.bins),
         }
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:

@@ -21,13 +21,13 @@ from fedax.metrics.base import (
     Sums,
     are_probabilities,
     checked,
+    counters,
     each_weight,
     functions_of,
     log_odds,
     number_of,
     of_two,
     second,
-    tally,
 )
 
 _OCTAVES = 11  # all log-odds beyond ±2047 are in one bin
@@ -126,7 +126,7 @@ class _RankingMetric(Metric):
         undefined = scores != scores
         places = first + size * true + f.where(undefined, 0, bin_of(scores, self.bits))
         shape = (2, size) if of_two(outputs, y) else (number_of(outputs, y), 2, size)
-        counts = tally(places, weight, int(np.prod(shape))).reshape(shape)
+        counts = counters(places, weight, int(np.prod(shape))).reshape(shape)
         return {"counts": counts, "lost": f.where(undefined, weight, 0).sum()}
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:

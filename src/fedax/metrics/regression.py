@@ -17,8 +17,8 @@ class _ErrorMetric(Metric):
     def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
         """[...] Σ of the errors, and how many examples there are."""
         if outputs.size != y.size:
-            way_out = f"the model answers {list(outputs.shape)}: an answer for each number of a label is due"
-            raise ConfigError("y", list(y.shape), way_out)
+            hint = f"the model answers {list(outputs.shape)}: an answer for each number of a label is due"
+            raise ConfigError("y", list(y.shape), hint)
         errors = self._error(outputs.reshape(y.shape) - y)
         broadcast_weights = weights.reshape(weights.shape + (1,) * (y.ndim - 1))
         return {"sum": total(errors, broadcast_weights, axis=0), "all": weights.sum()}

@@ -393,8 +393,8 @@ def _quietly() -> Iterator[types.ModuleType]:
     try:
         import dp_accounting
     except ImportError as error:
-        way_out = "accounting needs dp-accounting, which cannot be imported: pip install 'fedax[privacy]'"
-        raise ConfigError("privacy", "dp-accounting", way_out) from error
+        hint = "accounting needs dp-accounting, which cannot be imported: pip install 'fedax[privacy]'"
+        raise ConfigError("privacy", "dp-accounting", hint) from error
     logger = logging.getLogger("absl")
     before, logger.disabled = logger.disabled, True
     try:

@@ -107,16 +107,16 @@ def whole(name: str, array: np.ndarray) -> None:
     """``array`` must hold whole numbers of an integer dtype."""
     if not np.issubdtype(array.dtype, np.integer):
         fraction = jnp.issubdtype(array.dtype, jnp.floating) and bool((array % 1 != 0).any())
-        way_out = "these have fractions: give each class a number, from 0" if fraction else "use .astype(np.int32)"
-        raise DataError(f"examples['{name}']: {array.dtype} where whole numbers are due; {way_out}")
+        hint = "these have fractions: give each class a number, from 0" if fraction else "use .astype(np.int32)"
+        raise DataError(f"examples['{name}']: {array.dtype} where whole numbers are due; {hint}")
 
 
 def signs(y: np.ndarray) -> None:
     """One label, −1 or +1, an example."""
     shaped("y", y, ())
     if (bad := np.flatnonzero(np.abs(y) != 1)).size:
-        way_out = "logistic regression is for -1 and +1; turn labels 0 and 1 into 2 * y - 1"
-        raise ExampleError("examples['y']", int(bad[0]), f"has label {y[bad[0]]}, but {way_out}")
+        hint = "logistic regression is for -1 and +1; turn labels 0 and 1 into 2 * y - 1"
+        raise ExampleError("examples['y']", int(bad[0]), f"has label {y[bad[0]]}, but {hint}")
 
 
 def _in_range(name: str, noun: str, setting: str, array: np.ndarray, count: int) -> None:
@@ -125,5 +125,5 @@ def _in_range(name: str, noun: str, setting: str, array: np.ndarray, count: int)
         where = tuple(np.argwhere(outside)[0])
         problem = f"has {noun} {array[where]}, but {count} classes are labelled 0 to {count - 1}"
         most = int(array.max()) + 1
-        way_out = "count from 0" if array[where] < 0 else f"count from 0, or make the task with {setting}={most}"
-        raise ExampleError(f"examples['{name}']", int(where[0]), f"{problem}; {way_out}")
+        hint = "count from 0" if array[where] < 0 else f"count from 0, or make the task with {setting}={most}"
+        raise ExampleError(f"examples['{name}']", int(where[0]), f"{problem}; {hint}")

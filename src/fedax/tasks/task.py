@@ -248,8 +248,8 @@ class Task:
             b = jax.tree.leaves(batch)[0].shape[0]
             if getattr(returned, "shape", ())[:1] != (b,) or not jnp.issubdtype(returned.dtype, jnp.floating):
                 what = f"returned {spelled(returned)}"
-                way_out = f"return real numbers, one row for each of the {b} examples"
-                raise CodeError("task.outputs", what, way_out, place_of(function))
+                hint = f"return real numbers, one row for each of the {b} examples"
+                raise CodeError("task.outputs", what, hint, place_of(function))
             return _wide(returned)
 
         metrics: dict[str, Any] = {
@@ -295,8 +295,8 @@ def _initial(task: Task, key: Any) -> Params:
     for path, leaf in leaves:
         name = f"task.init{jax.tree_util.keystr(path)}"
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):
-            way_out = "parameters are arrays alone; of an Equinox model take eqx.filter(model, eqx.is_inexact_array)"
-            raise CodeError("task.init", f"returned a {type(leaf).__name__} at {name}", way_out, place_of(task.init))
+            hint = "parameters are arrays alone; of an Equinox model take eqx.filter(model, eqx.is_inexact_array)"
+            raise CodeError("task.init", f"returned a {type(leaf).__name__} at {name}", hint, place_of(task.init))
         _check_dtype(name, jnp.result_type(leaf))
     return jax.tree.unflatten(form, [jnp.asarray(leaf, jnp.result_type(leaf)) for _, leaf in leaves])
 
@@ -321,12 +321,12 @@ def _check_dtype(name: str, dtype: Any) -> None:
     if dtype in (jnp.float32, jnp.float64, jnp.bfloat16):
         return
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        way_out = "parameters are real: keep the real and the imaginary part as two arrays"
+        hint = "parameters are real: keep the real and the imaginary part as two arrays"
     elif jnp.issubdtype(dtype, jnp.floating):
-        way_out = "its range is too narrow to train in without scaling losses: use bfloat16 or float32"
+        hint = "its range is too narrow to train in without scaling losses: use bfloat16 or float32"
     else:
-        way_out = "parameters are floating-point arrays; keep others out"
-    raise ConfigError(name, dtype, way_out)
+        hint = "parameters are floating-point arrays; keep others out"
+    raise ConfigError(name, dtype, hint)
 
 
 def _each(field: str, kind: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -340,10 +340,10 @@ def _each(field: str, kind: str, function: Callable[..., Any], *args: Any) -> An
     refused = functools.partial(CodeError, field, f"returned {spelled(values)}", place=place_of(function))
     one = "one loss" if kind == "loss" else "one value"
     if getattr(values, "shape", None) != (b,):
-        raise refused(way_out=f"return {one} per example, an array of shape [b], here [{b}]; {about}")
+        raise refused(hint=f"return {one} per example, an array of shape [b], here [{b}]; {about}")
     allowed = (jnp.floating,) if kind == "loss" else (jnp.floating, jnp.integer, jnp.bool_)
     if not any(jnp.issubdtype(values.dtype, dtype) for dtype in allowed):
-        raise refused(way_out=f"return {one} per example, real numbers")
+        raise refused(hint=f"return {one} per example, real numbers")
     return _wide(values)
 
 

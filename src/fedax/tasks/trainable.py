@@ -228,8 +228,8 @@ def _fits(lora: LoRA, name: str, shape: tuple[int, ...]) -> bool:
     if len(shape) != 2 or not _matches(name, lora.targets):
         return False
     if lora.rank >= min(shape):
-        way_out = f"{name} is a matrix of {shape[0]} × {shape[1]}: give a smaller rank, or targets without it"
-        raise ConfigError("rank", lora.rank, way_out)
+        hint = f"{name} is a matrix of {shape[0]} × {shape[1]}: give a smaller rank, or targets without it"
+        raise ConfigError("rank", lora.rank, hint)
     return True
 
 

@@ -265,7 +265,7 @@ def _unknown(f: Diagnosis, view: View, unconverged: int) -> list[str]:
 
 
 def _check(algorithm: Any, task: Any, data: Any, work: Any, participation: Any) -> None:
-    for name, value, kind, way_out in (
+    for name, value, kind, hint in (
         ("algorithm", algorithm, Algorithm, "give a method, for instance fedax.create('fedavg', lr=0.1)"),
         ("task", task, Task, "give a fedax.Task, for instance one of fedax.tasks"),
         ("data", data, FederatedData, "give a fedax.FederatedData"),
@@ -273,7 +273,7 @@ def _check(algorithm: Any, task: Any, data: Any, work: Any, participation: Any) 
         ("participation", participation, Participation, "give Full, Uniform, Proportional, ... or Trace"),
     ):
         if not isinstance(value, kind):
-            raise ConfigError(name, value, way_out)
+            raise ConfigError(name, value, hint)
     algorithm.validate()
     work.validate(data.sizes)
     participation.validate(data.num_clients, 1)

@@ -44,11 +44,11 @@ class Compression(Settings):
 
     def __check_init__(self) -> None:
         if self.down is not None and (self.down.keeps or (self.down.omega(1) is None and not _casts(self.down))):
-            way_out = (
+            hint = (
                 "what all clients receive has no memory of what earlier messages lacked: give an unbiased compressor, "
                 "such as QSGD(16) or Natural(), or Cast()"
             )
-            raise ConfigError("compress.down", self.down, way_out)
+            raise ConfigError("compress.down", self.down, hint)
 
     @classmethod
     def of(cls, given: Unknown) -> "Compression":
@@ -129,11 +129,11 @@ def check_compressible(method: Algorithm, up: Compressor, uploads: list[Tree]) -
         if any(map(is_message, parts)):
             raise ConfigError("compress", up, f"{name} sends messages of its own already; leave compress out")
         if any(map(is_change, parts)) and not (up.keeps or isinstance(up, Identity)):
-            way_out = (
+            hint = (
                 f"{name} uploads changes of what its clients keep, and its server adds them up: what a message lacks "
                 f"would never come; give ErrorFeedback({up!r})"
             )
-            raise ConfigError("compress", up, way_out)
+            raise ConfigError("compress", up, hint)
         for leaf in jax.tree.leaves(upload):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise ConfigError("compress", up, f"{name} uploads {leaf.dtype}, and real numbers alone are compressed")

@@ -85,8 +85,8 @@ class SecureSum(Settings):
         """
         if math.sqrt(size) / 2 > most(places, self.bits) / 4:
             larger = " or ".join(str(bits) for bits in _BITS if bits > self.bits)
-            way_out = f"take {larger}, or fewer clients in a round" if larger else "take fewer clients in a round"
-            raise ConfigError("secure.bits", self.bits, f"{size} numbers of {places} clients need more; {way_out}")
+            hint = f"take {larger}, or fewer clients in a round" if larger else "take fewer clients in a round"
+            raise ConfigError("secure.bits", self.bits, f"{size} numbers of {places} clients need more; {hint}")
 
 
 class WholeNumbers(eqx.Module):

@@ -161,5 +161,5 @@ def _check_of(outer: Compressor, field: str) -> None:
     inner: Compressor = getattr(outer, field)
     if inner.keeps:
         kind, own = type(outer).__name__, type(inner).__name__
-        way_out = "of a compressor that has memory there is none" if kind == own else f"give {own}({kind}(…)) instead"
-        raise ConfigError(field, inner, way_out)
+        hint = "of a compressor that has memory there is none" if kind == own else f"give {own}({kind}(…)) instead"
+        raise ConfigError(field, inner, hint)

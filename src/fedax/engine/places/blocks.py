@@ -9,7 +9,7 @@ import numpy as np
 from fedax.contract.types import Array, Tree
 from fedax.data.federated import FederatedData
 from fedax.engine.clients import ClientResult
-from fedax.engine.loop import Clients, Federation, Tally
+from fedax.engine.loop import Clients, Counters, Federation
 from fedax.engine.memory import ClientMemory
 
 MOST_BYTES = 2**28  # the most bytes of client memory, or of examples, that go to the device at a time
@@ -116,7 +116,7 @@ class MemoryRows:
 
     def __init__(self, store: ClientMemory):
         self.store, self.hold, self.done = store, False, [0, 0]
-        self._running: tuple[Block, Tally] | None = None
+        self._running: tuple[Block, Counters] | None = None
         self._ready: tuple[Block, Tree, np.ndarray] | None = None
 
     def read(self, block: Block) -> None:
@@ -142,7 +142,7 @@ class MemoryRows:
             rows, block.memory = block.memory, None
         return rows
 
-    def running(self, block: Block, done: Tally) -> None:
+    def running(self, block: Block, done: Counters) -> None:
         """Note the block that now runs; write the rows of the one before."""
         self.write()
         self._running = block, done

@@ -11,16 +11,16 @@ from fedax.contract.oracle import OracleCalls
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Number, Tree
 from fedax.contract.vector import Vector
-from fedax.engine.clients import Client, Post, SharedInputs, alone, client_program, contribute
+from fedax.engine.clients import BufferUse, Client, SharedInputs, alone, client_program, contribute
 from fedax.engine.loop import (
     Clients,
+    Counters,
     Exclusions,
     Federation,
     Hyper,
     Request,
     Response,
     State,
-    Tally,
     conclude,
     converse,
     download_of,
@@ -29,7 +29,7 @@ from fedax.engine.loop import (
     exchanges,
     stage_key,
 )
-from fedax.engine.plan import ExchangeForm, Plan, sent
+from fedax.engine.plan import ExchangeForm, RunPlan, sent
 from fedax.errors import ConfigError
 from fedax.federation.participation import Full
 from fedax.programs import compiled
@@ -37,16 +37,16 @@ from fedax.wire.sums import along
 
 
 def prepare(
-    hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan, forms: list[ExchangeForm] | None = None
-) -> tuple[State, Tally]:
-    """Server state and client memory at round 0, after the method's warm-up over all clients; and its tally."""
+    hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: RunPlan, forms: list[ExchangeForm] | None = None
+) -> tuple[State, Counters]:
+    """Server state and client memory at round 0, after the method's warm-up over all clients; and its counters."""
     server, row = first_state(hyper.method, x)
     memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (plan.num_clients, *leaf.shape)), row)
-    state, tally = State(server, memory, no_exclusions(plan)), nothing()
+    state, counters = State(server, memory, no_exclusions(plan)), nothing()
     if resolve(hyper.method, 0).warmup():
         everyone = hyper._replace(participation=Full())
-        state, tally = one_round(everyone, fed, key, state, 0, plan, "warmup", forms)
-    return settle(state, plan), tally
+        state, counters = one_round(everyone, fed, key, state, 0, plan, "warmup", forms)
+    return settle(state, plan), counters
 
 
 def first_state(algorithm: Algorithm, x: Vector) -> tuple[Tree, Tree]:
@@ -61,23 +61,23 @@ def first_state(algorithm: Algorithm, x: Vector) -> tuple[Tree, Tree]:
 first_states = compiled()(first_state)
 
 
-def no_exclusions(plan: Plan) -> Exclusions | tuple[()]:
+def no_exclusions(plan: RunPlan) -> Exclusions | tuple[()]:
     """No exclusions yet: the state before the first round."""
     return Exclusions(jnp.zeros(plan.num_clients, jnp.int32), jnp.zeros((), jnp.int32)) if plan.watched else ()
 
 
 def some_rounds(
-    hyper: Hyper, fed: Federation, key: Array, state: State, start: Array, stop: Array, plan: Plan
-) -> tuple[State, Tally]:
-    """Run rounds start … stop − 1: the new state, and the tally. Their number is traced, not compiled in."""
+    hyper: Hyper, fed: Federation, key: Array, state: State, start: Array, stop: Array, plan: RunPlan
+) -> tuple[State, Counters]:
+    """Run rounds start … stop − 1: the new state, and the counters. Their number is traced, not compiled in."""
 
-    def body(index: Array, carry: tuple[State, Tally]) -> tuple[State, Tally]:
+    def body(index: Array, carry: tuple[State, Counters]) -> tuple[State, Counters]:
         state, before = carry
-        state, tally = one_round(hyper, fed, key, state, index, plan)
-        return state, jax.tree.map(jnp.add, before, tally)
+        state, counters = one_round(hyper, fed, key, state, index, plan)
+        return state, jax.tree.map(jnp.add, before, counters)
 
-    state, tally = jax.lax.fori_loop(start, stop, body, (state, nothing()))
-    return settle(state, plan), tally
+    state, counters = jax.lax.fori_loop(start, stop, body, (state, nothing()))
+    return settle(state, plan), counters
 
 
 def one_round(
@@ -86,10 +86,10 @@ def one_round(
     key: Array,
     state: State,
     index: Number,
-    plan: Plan,
+    plan: RunPlan,
     stage: str = "exchanges",
     forms: list[ExchangeForm] | None = None,
-) -> tuple[State, Tally]:
+) -> tuple[State, Counters]:
     """Run round ``index``: draw the cohort, gather its memory, run its exchanges, write its memory back.
 
     ``key`` is the run's: every random number is a function of it, the round, the exchange, the client and the step.
@@ -118,7 +118,7 @@ class Device:
 
     Attributes:
         memory: the memory of the round's clients, leaves [S, ...].
-        done: the tally of their work so far.
+        done: the counters of their work so far.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Device:
         key: Array,
         index: Array,
         memory: Tree,
-        plan: Plan,
+        plan: RunPlan,
         forms: list[ExchangeForm] | None,
     ):
         self.memory, self.done = memory, nothing()
@@ -138,7 +138,7 @@ class Device:
         self._sent: list[Tree] = []
         self._messages: list[tuple[Array, Tree]] = []
 
-    def answer(self, request: Request, post: Post | None = None) -> Response:
+    def answer(self, request: Request, post: BufferUse | None = None) -> Response:
         """Run the clients that are asked; with a ``post`` the total is what :func:`contribute` has in its place."""
         plan = self._plan
         download = download_of(
@@ -151,12 +151,12 @@ class Device:
             return client_program(request.stage, request.number, plan, lambda *arrays: traced.append(arrays), shared)
 
         if request.at is None:
-            total, results, tally = contribute(make, shared, self.memory, request.clients, plan, post)
+            total, results, counters = contribute(make, shared, self.memory, request.clients, plan, post)
         else:
-            total, results, tally = alone(
+            total, results, counters = alone(
                 make, shared, self.memory, request.at, request.clients.alone(request.at), plan
             )
-        self.memory, self.done = results.memory, jax.tree.map(jnp.add, self.done, tally)
+        self.memory, self.done = results.memory, jax.tree.map(jnp.add, self.done, counters)
         if self._forms is not None:
             self._forms.append(self._form(request, download, *traced[-1]))
         return Response(total, results.upload, results.accepted)
@@ -190,12 +190,12 @@ def form_of(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
 
 
-def nothing() -> Tally:
-    """A tally of no work."""
-    return Tally(*(jnp.zeros((), jnp.int32) for _ in range(3)))
+def nothing() -> Counters:
+    """A counters of no work."""
+    return Counters(*(jnp.zeros((), jnp.int32) for _ in range(3)))
 
 
-def settle(state: State, plan: Plan) -> State:
+def settle(state: State, plan: RunPlan) -> State:
     """Fix the sharding of the state between rounds: the server's on every device; memory with its client, if known.
 
     Left to the compiler it might change after the first rounds, and the next ones would be compiled again.

@@ -28,12 +28,12 @@ from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
 from fedax.engine.loop import (
     Clients,
+    Counters,
     Federation,
     Hyper,
     Request,
     Response,
     State,
-    Tally,
     conclude,
     converse,
     download_of,
@@ -49,7 +49,7 @@ from fedax.engine.places import blocks
 from fedax.engine.places.blocks import Block, Examples, MemoryRows
 from fedax.engine.places.device import first_states, no_exclusions, nothing
 from fedax.engine.places.layout import Layout
-from fedax.engine.plan import Plan
+from fedax.engine.plan import RunPlan
 from fedax.federation.participation import Full
 from fedax.programs import compiled
 
@@ -100,13 +100,13 @@ class Hosted(HostServer):
     def __init__(self, job: Job):
         super().__init__(job)
         self._examples = Examples(job.data, job.fed, job.own)
-        self._clients = 0  # the clients that took part since the last tally
+        self._clients = 0  # the clients that took part since the last counters
         self._draws: dict[int, tuple[Clients, Round]] = {}  # of the coming rounds
         self._drawn: dict[int, _Drawn] = {}  # of the current round, and the next one
         self._last = 0  # the number of the last exchange of the current round
 
-    def prepare(self) -> tuple[State, Tally]:
-        """The state before round 0, and the tally of the warm-up."""
+    def prepare(self) -> tuple[State, Counters]:
+        """The state before round 0, and the counters of the warm-up."""
         job = self.job
         server, row = first_states(job.hyper.method, job.x)
         folder = None if job.memory == "host" else job.memory
@@ -118,8 +118,8 @@ class Hosted(HostServer):
             state = self._round(state, 0, "warmup", _Drawn(*drawn, self._cut(drawn[0])))
         return state, self._done()
 
-    def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        """Run rounds start … stop − 1; if there are none, only compile. The new state, and the tally."""
+    def advance(self, state: State, start: int, stop: int) -> tuple[State, Counters]:
+        """Run rounds start … stop − 1; if there are none, only compile. The new state, and the counters."""
         if self.job.plan.mesh is not None:
             # Where a round leaves it: else the second one would be compiled again.
             everywhere = NamedSharding(self.job.plan.mesh, P())
@@ -183,10 +183,10 @@ class Hosted(HostServer):
             if row is not None:
                 clients = clients._replace(present=clients.present & (block.positions == request.at)).alone(row)
             rows = self._to_devices(self._rows.take(block))
-            part, block.result, tally = _contribute(
+            part, block.result, counters = _contribute(
                 self.inputs(request), fed, rows, (clients, row), conclude_with, **self.static(request)
             )
-            self._rows.running(block, tally)
+            self._rows.running(block, counters)
             total = part if total is None else jax.tree.map(jnp.add, total, part)
             self._look_ahead(request, following)
         accepted = self._accepted(visited, request) if request.wire.guard is not None else ()
@@ -221,11 +221,11 @@ class Hosted(HostServer):
         fine = request.at in visited[0].positions and bool(visited[0].result.accepted[0])
         return np.array([processes.total(np.int32(fine)) > 0])
 
-    def _done(self) -> Tally:
-        """Write all rows; the tally of all processes since the last call."""
+    def _done(self) -> Counters:
+        """Write all rows; the counters of all processes since the last call."""
         done = np.array([self._clients, *self._rows.finish()], np.int32)
         self._clients = 0
-        return Tally(*np.asarray(processes.total(done)).tolist())
+        return Counters(*np.asarray(processes.total(done)).tolist())
 
     def _round_drawn(self, index: int) -> _Drawn:
         """The cohort of round ``index``; many are drawn at a time, as each call has to wait for the running clients."""
@@ -314,7 +314,7 @@ def downloaded(inputs: ExchangeInputs, *, stage: str, number: int) -> Tree:
 
 @compiled(static=["stage", "number", "plan", "layout"])
 def read_encoded(
-    inputs: ExchangeInputs, parts: Tree, clients: Clients, *, layout: Layout, stage: str, number: int, plan: Plan
+    inputs: ExchangeInputs, parts: Tree, clients: Clients, *, layout: Layout, stage: str, number: int, plan: RunPlan
 ) -> tuple[Tree, ClientResult]:
     """Decode uploads that have messages: their weighted sum, as places of clients make it, and the result of each.
 
@@ -323,7 +323,7 @@ def read_encoded(
     _, shared = _exchange(inputs, stage, number)
     compressor = compressors_of(shared.method, shared.wire)[1] or Identity()
 
-    def run(parts: Tree, client: Clients) -> tuple[Tree, ClientResult, Tally]:
+    def run(parts: Tree, client: Clients) -> tuple[Tree, ClientResult, Counters]:
         id_ = jnp.minimum(client.ids, plan.num_clients - 1)
         upload, accepted = shared.wire.sent(layout.whole(parts, compressor), id_, plan.num_clients, shared.download)
         upload, gathered = ((), upload) if shared.wire.gathers else (upload, ())
@@ -334,7 +334,7 @@ def read_encoded(
 
 
 def _concluded(
-    inputs: ExchangeInputs, response: Response, round_: Round, counts: Array, *, stage: str, number: int, plan: Plan
+    inputs: ExchangeInputs, response: Response, round_: Round, counts: Array, *, stage: str, number: int, plan: RunPlan
 ) -> Tree:
     exchange, shared = _exchange(inputs, stage, number)
     round_ = round_._replace(key=server_key(shared.key))
@@ -348,9 +348,9 @@ _conclude = compiled(static=["stage", "number", "plan"])(_concluded)
 @compiled(static=["stage", "number", "plan"])
 def _contribute(
     inputs: ExchangeInputs, fed: Federation, memory: Tree, who: tuple[Clients, Array],
-    conclude_with: tuple[Round, Array] | None, *, stage: str, number: int, plan: Plan,
-) -> tuple[Tree, ClientResult, Tally]:  # fmt: skip
-    """The sum of a block's uploads, the results of its clients, and the tally.
+    conclude_with: tuple[Round, Array] | None, *, stage: str, number: int, plan: RunPlan,
+) -> tuple[Tree, ClientResult, Counters]:  # fmt: skip
+    """The sum of a block's uploads, the results of its clients, and the counters.
 
     ``who``: the clients; and the row of ``memory``, if that is one client that works alone. ``conclude_with``: if the
     block is the whole cohort, what the server knows of the round, and who counts so far; then the server's new state is
@@ -361,9 +361,9 @@ def _contribute(
     shared, make = shared._replace(fed=fed), functools.partial(client_program, stage, number, plan, None)
     if row is not None:
         return alone(make, shared, memory, row, clients, plan)
-    total, result, tally = contribute(make, shared, memory, clients, plan)
+    total, result, counters = contribute(make, shared, memory, clients, plan)
     if conclude_with is not None:
         response = Response(total, result.upload, result.accepted)
         total = _concluded(inputs, response, *conclude_with, stage=stage, number=number, plan=plan)
         result = result._replace(upload=())
-    return total, result, tally
+    return total, result, counters

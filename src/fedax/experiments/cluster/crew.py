@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Executor, Future
 
 from fedax.errors import ConfigError, FedaxError, one_line
-from fedax.experiments.cluster.jobs import Job, Outcome, Perform, sound, work
+from fedax.experiments.cluster.jobs import ClusterJob, Outcome, Perform, sound, work
 from fedax.experiments.runs import TRACEBACK
 from fedax.files import write_atomic
 
@@ -15,7 +15,7 @@ Path = pathlib.Path
 
 ATTEMPTS = 3  # how often a job runs whose worker is gone
 
-Arrived = tuple[Job, Outcome]
+Arrived = tuple[ClusterJob, Outcome]
 
 
 class Crew:
@@ -30,11 +30,11 @@ class Crew:
 
     def __init__(self, executor: Executor, perform: Perform):
         if not isinstance(executor, Executor):
-            way_out = "give a concurrent.futures.Executor, such as ProcessPoolExecutor(), or client.get_executor()"
-            raise ConfigError("executor", executor, way_out)
+            hint = "give a concurrent.futures.Executor, such as ProcessPoolExecutor(), or client.get_executor()"
+            raise ConfigError("executor", executor, hint)
         self.executor, self.perform = executor, perform
-        self.under_way: dict[str, tuple[Job, Future[Outcome]]] = {}
-        self._ended: queue.SimpleQueue[tuple[Job, Future[Outcome]]] = queue.SimpleQueue()
+        self.under_way: dict[str, tuple[ClusterJob, Future[Outcome]]] = {}
+        self._ended: queue.SimpleQueue[tuple[ClusterJob, Future[Outcome]]] = queue.SimpleQueue()
         self._attempts: dict[str, int] = {}
 
     def __enter__(self) -> "Crew":
@@ -44,7 +44,7 @@ class Crew:
         for _, future in self.under_way.values():
             future.cancel()
 
-    def give(self, job: Job) -> None:
+    def give(self, job: ClusterJob) -> None:
         """Hand a job on.
 
         Raises:
@@ -56,10 +56,8 @@ class Crew:
         except FedaxError:
             raise
         except Exception as error:
-            way_out = (
-                f"it takes no more jobs ({_text_of(error)}); what is done is kept, and the same call goes on with it"
-            )
-            raise ConfigError("executor", type(self.executor).__name__, way_out) from error
+            hint = f"it takes no more jobs ({_text_of(error)}); what is done is kept, and the same call goes on with it"
+            raise ConfigError("executor", type(self.executor).__name__, hint) from error
         self.under_way[job.key] = job, future
         future.add_done_callback(lambda future: self._ended.put((job, future)))
 
@@ -108,8 +106,8 @@ class Failures:
         """
         if self.found:
             texts = "; ".join(f"{name}: {why}" for name, why in self.found.items())
-            way_out = f"{texts}. The others are done and kept: the same call runs only these again"
-            raise ConfigError("jobs", f"{len(self.found)} of {jobs} failed", way_out)
+            hint = f"{texts}. The others are done and kept: the same call runs only these again"
+            raise ConfigError("jobs", f"{len(self.found)} of {jobs} failed", hint)
 
 
 def reason(outcome: Outcome, folder: Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from fedax.data import SETS, FederatedData
-from fedax.engine import identity
+from fedax.engine import fingerprint
 from fedax.errors import ConfigError, DataError, FedaxError, one_line
 from fedax.experiments import own
 from fedax.experiments.config.data import unsplit
@@ -39,7 +39,7 @@ _digests: dict[str, str] = {}  # of data sets that this process has looked at
 
 
 @dataclass(frozen=True)
-class Job:
+class ClusterJob:
     """A job as plain data: runs of one problem, which know nothing of other jobs.
 
     Attributes:
@@ -62,7 +62,7 @@ class Job:
     run: tuple[str, int] | None = None
     sources: tuple[own.Source, ...] = ()
     data: str = ""
-    versions: Mapping[str, str] = field(default_factory=identity.versions)
+    versions: Mapping[str, str] = field(default_factory=fingerprint.versions)
     best: str | None = None
     place: str = ""
     key: str = field(init=False)
@@ -80,7 +80,7 @@ class Job:
         points: Sequence[Table] = (),
         code: Mapping[str, own.Source] | None = None,
         best: str | None = None,
-    ) -> "Job":
+    ) -> "ClusterJob":
         """A job of configurations, whose workers read the data from their own ``FEDAX_DATA``.
 
         Raises:
@@ -136,7 +136,7 @@ def digest_of(data: Table) -> str:
             _, clients, test, _ = unsplit(section)
             trees = {"data": clients.examples if isinstance(clients, FederatedData) else None, "sizes": clients.sizes}
             trees["test"] = test.examples if isinstance(test, FederatedData) else test
-        _digests[key] = hashlib.sha256(_text(identity.contents(trees))).hexdigest()[:16]
+        _digests[key] = hashlib.sha256(_text(fingerprint.contents(trees))).hexdigest()[:16]
     return _digests[key]
 
 
@@ -151,18 +151,18 @@ def packed(experiment: Any) -> bytes:
         content: bytes = pickler.dumps(experiment)
     except Exception as error:  # whatever an object of the user's raises
         hint = "" if pickler is not pickle else "; pip install cloudpickle, which takes functions too"
-        way_out = f"data, task and methods have to be pickled, to travel{hint}"
-        raise ConfigError("executor", one_line(str(error), 200), way_out) from error
+        hint = f"data, task and methods have to be pickled, to travel{hint}"
+        raise ConfigError("executor", one_line(str(error), 200), hint) from error
     if len(content) > MOST_BYTES:
-        way_out = (
+        hint = (
             f"data of at most {MOST_BYTES >> 20} MiB travel with a job; let workers read theirs from FEDAX_DATA, "
             "by a configuration: fedax.experiments.execute(…, executor=…)"
         )
-        raise ConfigError("executor", f"{len(content) / 2**20:.0f} MiB", way_out)
+        raise ConfigError("executor", f"{len(content) / 2**20:.0f} MiB", hint)
     return content
 
 
-def sound(job: Job, outcome: object) -> bool:
+def sound(job: ClusterJob, outcome: object) -> bool:
     """Whether this is the outcome of that job, as its worker sent it."""
     if not isinstance(outcome, Outcome) or outcome.key != job.key:
         return False
@@ -200,11 +200,11 @@ def delivered(folder: Path) -> bool:
 # ---- at the worker
 
 
-Perform = Callable[[Job, Path, Sequence[str]], None]
+Perform = Callable[[ClusterJob, Path, Sequence[str]], None]
 """Does a job in a run folder; the texts name the user's files that may run. It has to be importable by its name."""
 
 
-def work(job: Job, perform: Perform) -> Outcome:
+def work(job: ClusterJob, perform: Perform) -> Outcome:
     """Do a job by a function, wherever this is; jobs of one process take turns.
 
     It has one core, if JAX has not started yet in this process: so its figures are the same on every machine, bit for
@@ -237,7 +237,7 @@ def work(job: Job, perform: Perform) -> Outcome:
 
 
 @contextlib.contextmanager
-def _folder_of(job: Job) -> Iterator[Path]:
+def _folder_of(job: ClusterJob) -> Iterator[Path]:
     """The run folder of a job; beside one that stays are the seconds of the processor that it has taken so far."""
     if not job.place:
         with tempfile.TemporaryDirectory(prefix="fedax-") as place:
@@ -277,9 +277,9 @@ def _on_one_core() -> None:
                     os.sched_setaffinity(thread, cores)
 
 
-def _refused(job: Job) -> str:
+def _refused(job: ClusterJob) -> str:
     """Why this process cannot do such jobs, in a line; ``""``: it can."""
-    here = identity.versions()
+    here = fingerprint.versions()
     if differ := [
         f"{name} {here[name]} there and {was} here" for name, was in job.versions.items() if here[name] != was
     ]:

@@ -46,8 +46,8 @@ def deal(section: DataSection, fleet: Fleet | None = None) -> Dealt:
         return Dealt(pooled, data, None, test, config, fleet)
     split = _split_arguments(section.split)
     if test is not None and split["test"]:
-        way_out = "there are held-out examples already; leave it out, and split off val alone"
-        raise ConfigError("data.split.test", split["test"], way_out)
+        hint = "there are held-out examples already; leave it out, and split off val alone"
+        raise ConfigError("data.split.test", split["test"], hint)
     if fleet is not None:
         dealt = dealt_by(split, fleet)
         return Dealt(pooled, dealt.census, None, test, {**config, "split": split}, dealt)
@@ -73,8 +73,8 @@ def parts_of(
     parts = within("data.split", lambda: fedax.data.split(data, **shares))
     for name in ("val", "test"):
         if shares[name] and getattr(parts, name) is None:
-            way_out = f"no client has enough examples for one, the largest {data.sizes.max()}; ask for a larger share"
-            raise ConfigError(f"data.split.{name}", shares[name], f"{way_out}, or 0")
+            hint = f"no client has enough examples for one, the largest {data.sizes.max()}; ask for a larger share"
+            raise ConfigError(f"data.split.{name}", shares[name], f"{hint}, or 0")
     return parts.train, parts.val, parts.test if shares["test"] or test is None else test
 
 
@@ -246,15 +246,15 @@ def named(words: Sequence[str]) -> tuple[str, Table]:
         name = data_set(words[0]).name
         return name, {"name": name}
     if known:
-        way_out = f"give one data set, or files alone; a file that is called so is ./{known[0]}"
-        raise ConfigError("data", " ".join(words), way_out)
+        hint = f"give one data set, or files alone; a file that is called so is ./{known[0]}"
+        raise ConfigError("data", " ".join(words), hint)
     for word in words:
         if not os.path.exists(word) and re.fullmatch(r"[\w-]*", word):
-            hint = unknown("data", word, datasets()).way_out.removeprefix("no such name. ")
+            hint = unknown("data", word, datasets()).hint.removeprefix("no such name. ")
             raise ConfigError("data", word, f"there is no such file, folder or data set; {hint}")
     where = data_at(words)
     for place in np.hstack([*where.values()]).tolist():
         if name_of(place) != place:  # a configuration is UTF-8
-            way_out = "this is not in UTF-8; rename it, or give its folder or a pattern such as *.csv"
-            raise ConfigError("data", name_of(place), way_out)
+            hint = "this is not in UTF-8; rename it, or give its folder or a pattern such as *.csv"
+            raise ConfigError("data", name_of(place), hint)
     return title_of(words), where

@@ -369,10 +369,10 @@ def check_judge(
 def _check_patience(experiments: Sequence[Experiment]) -> None:
     column, available = experiments[0].options["until"].column, columns(experiments)
     if column not in available:
-        way_out = "there is no validation part to stop by: hold one out, [data.split] with val = 0.15"
+        hint = "there is no validation part to stop by: hold one out, [data.split] with val = 0.15"
         if column != "val_loss":
             raise unknown("run.patience.column", column, available)
-        raise ConfigError("run.patience", experiments[0].config["run"]["patience"], way_out)
+        raise ConfigError("run.patience", experiments[0].config["run"]["patience"], hint)
 
 
 def measured_by_client(experiment: Experiment) -> bool:
@@ -392,12 +392,12 @@ def _check_baselines(baselines: bool | Table, experiment: Experiment, method: Ta
         if isinstance(rates, list) and experiment.fleet is None and not isinstance(experiment.val, fedax.FederatedData):
             raise ConfigError("run.baselines.lr", rates, "there is no validation part to choose by: give one number")
     if not measured_by_client(experiment):
-        way_out = "they are measured at each client: hold a part of its examples out, [data.split] with test = 0.15"
-        raise ConfigError("run.baselines", baselines, way_out)
+        hint = "they are measured at each client: hold a part of its examples out, [data.split] with test = 0.15"
+        raise ConfigError("run.baselines", baselines, hint)
     lr = baselines.get("lr") if isinstance(baselines, dict) else None
     if lr is None and not isinstance(method.get("lr"), int | float):
-        way_out = f"{method['label']} has no constant lr for them to take: name one, baselines = {{lr = 0.1}}"
-        raise ConfigError("run.baselines", baselines, way_out)
+        hint = f"{method['label']} has no constant lr for them to take: name one, baselines = {{lr = 0.1}}"
+        raise ConfigError("run.baselines", baselines, hint)
 
 
 def tasks() -> dict[str, str]:

@@ -244,11 +244,11 @@ def check(config: Mapping[str, Any], schema: type[ExperimentSection] = Experimen
     """
     data = config.get("data")
     if schema is ExperimentSection and isinstance(data, Mapping) and data.get("name") == PYTHON:
-        way_out = (
+        hint = (
             "this run was made in Python, of objects that no file holds: the fedax.compare(…, out=…) that began it "
             "goes on with it; fedax report and fedax.load read it"
         )
-        raise ConfigError("data.name", PYTHON, way_out)
+        raise ConfigError("data.name", PYTHON, hint)
     try:
         return schema.model_validate(config)
     except pydantic.ValidationError as error:
@@ -260,8 +260,8 @@ def seeds_of(field: str, given: Any) -> list[int]:
     seeds = list(range(given)) if type(given) is int and given <= MOST_SEEDS else given
     good = isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed < 2**31 for seed in seeds)
     if not good or len(seeds) > MOST_SEEDS or len(set(seeds)) != len(seeds):
-        way_out = f"give a number of seeds from 1 to {MOST_SEEDS}, or a list of different ones from 0 on"
-        raise ConfigError(field, given, way_out)
+        hint = f"give a number of seeds from 1 to {MOST_SEEDS}, or a list of different ones from 0 on"
+        raise ConfigError(field, given, hint)
     return seeds
 
 

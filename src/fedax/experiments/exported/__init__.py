@@ -102,8 +102,8 @@ def dense_layers(model: Model) -> tuple[Layers, list[Label]]:
     made = made_as(model.task) or {}
     name = made.get("name", "")
     if name not in _DENSE:
-        way_out = f"exported are {', '.join(_DENSE)}; load_model(file) and fedax predict take all models"
-        raise ConfigError("model", model.task.name, way_out)
+        hint = f"exported are {', '.join(_DENSE)}; load_model(file) and fedax predict take all models"
+        raise ConfigError("model", model.task.name, hint)
     params = model.params if isinstance(model.params, list) else [model.params]
     layers = [(_real(each["w"]), _real(each.get("b", 0.0))) for each in params]
     if name in ("linear_regression", "logistic_regression"):
@@ -131,8 +131,8 @@ def _columns(model: Model) -> list[dict[str, Any]] | None:
         return None
     for column in model.transform.columns:
         if column.kind not in _KINDS:
-            way_out = f"a column of kind {column.kind!r} cannot be exported; train without it, or take fedax predict"
-            raise ConfigError("model", column.name, way_out)
+            hint = f"a column of kind {column.kind!r} cannot be exported; train without it, or take fedax predict"
+            raise ConfigError("model", column.name, hint)
     return [dataclasses.asdict(column) for column in model.transform.columns]
 
 

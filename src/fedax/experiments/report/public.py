@@ -54,18 +54,18 @@ def public(record: Record) -> Public:
     """
     folder, dp = str(record.folder), record.config.get("privacy")
     if dp is None or not dp["noise"]:
-        way_out = "its runs are not private, and nothing of them is covered; run it with [privacy], of noise above 0"
-        raise ConfigError("run", folder, way_out)
+        hint = "its runs are not private, and nothing of them is covered; run it with [privacy], of noise above 0"
+        raise ConfigError("run", folder, hint)
     if dp.get("noise_seed") is not None:
-        way_out = "its runs are not private: its noise was made of noise_seed, for tests; run it without that"
-        raise ConfigError("run", folder, way_out)
+        hint = "its runs are not private: its noise was made of noise_seed, for tests; run it without that"
+        raise ConfigError("run", folder, hint)
     if "sweep" in record.config:
-        way_out = "the runs of all points are spent on a sweep, and its best one tells of them; run its best.toml"
-        raise ConfigError("run", folder, way_out)
+        hint = "the runs of all points are spent on a sweep, and its best one tells of them; run its best.toml"
+        raise ConfigError("run", folder, hint)
     columns, outlooks = record.about.get("public"), record.about.get("privacy") or {}
     if columns is None or any(outlooks.get(label, {}).get("drawn") is None for label in record.labels):
-        way_out = "it is of an earlier version of fedax, which did not keep what is public of it; run it again"
-        raise ConfigError("run", folder, way_out)
+        hint = "it is of an earlier version of fedax, which did not keep what is public of it; run it again"
+        raise ConfigError("run", folder, hint)
     runs = [dataclasses.replace(run, history=of_public(run.history, columns)) for run in record.runs]
     ledgers = [_joint_ledger(record, seed) for seed in dict.fromkeys(run.seed for run in runs)]
     spent = [ledger.epsilon(rounds, methods * dp["delta"]) for ledger, rounds, methods in ledgers]

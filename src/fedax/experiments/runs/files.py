@@ -245,7 +245,7 @@ class Diagnoses(_StrictModel):
     methods: list[_Diagnosis]
 
 
-class Summary(_StrictModel):
+class RunSummary(_StrictModel):
     rows: WholeNumber | None = None  # of metrics.jsonl
     tables: dict[str, str] = {}  # file -> its digest
 

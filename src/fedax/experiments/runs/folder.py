@@ -266,6 +266,6 @@ def begun(folder: Path) -> dict[str, Any] | None:
         return read_json(folder / "about.json", About)
     rows = folder / "metrics.jsonl"
     if (rows.exists() and rows.stat().st_size) or any(any((folder / name).glob("*")) for name in FOLDERS):
-        way_out = "its about.json is lost, which tells what the run was made of; restore it, or name another folder"
-        raise ConfigError("out", str(folder), way_out)
+        hint = "its about.json is lost, which tells what the run was made of; restore it, or name another folder"
+        raise ConfigError("out", str(folder), hint)
     return None

@@ -19,7 +19,7 @@ from fedax.experiments.runs.files import (
     SEAL,
     About,
     Diagnoses,
-    Summary,
+    RunSummary,
     doubt,
     lines_of,
     read_config,
@@ -53,8 +53,8 @@ def read(folder: str | Path, trust: bool = False) -> Record:
     try:
         for file in ("config.toml", "about.json", "metrics.jsonl"):
             if not (folder / file).is_file():
-                way_out = f"no run folder, for it has no {file}; name one that fedax run wrote"
-                raise ConfigError("run", str(folder), way_out)
+                hint = f"no run folder, for it has no {file}; name one that fedax run wrote"
+                raise ConfigError("run", str(folder), hint)
         config = read_config(folder / "config.toml")
         about = read_json(folder / "about.json", About, noted)
         if about.get("run", "") not in ("", run_of((folder / "config.toml").read_bytes(), about)):
@@ -71,9 +71,9 @@ def read(folder: str | Path, trust: bool = False) -> Record:
         raise ConfigError("run", str(folder), f"cannot be read ({error.strerror})") from error
     if not runs:
         lost = any((folder / "models").glob("*.safetensors"))
-        way_out = "its rows are lost, for it has models; --resume makes them again"
-        way_out = way_out if lost else "it has no evaluation yet; wait for the first, or run it again"
-        raise ConfigError("run", str(folder), way_out)
+        hint = "its rows are lost, for it has models; --resume makes them again"
+        hint = hint if lost else "it has no evaluation yet; wait for the first, or run it again"
+        raise ConfigError("run", str(folder), hint)
     return Record(folder, config, about, runs, diagnosis, doubts)
 
 
@@ -129,7 +129,7 @@ def at_end(folder: Path, doubts: list[str] | None = None) -> dict[str, Any]:
     ``doubts``: as of :func:`read_json`.
     """
     path = folder / "summary.json"
-    return read_json(path, Summary, doubts) if path.is_file() else {}
+    return read_json(path, RunSummary, doubts) if path.is_file() else {}
 
 
 def missing_rounds(run: MethodRun | None, config: Mapping[str, Any], over: bool) -> list[int]:

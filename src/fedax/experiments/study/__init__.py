@@ -11,7 +11,7 @@ depend on how many run at the same time. The result of a job is one line of a fi
 | report.html | the report of all parts, by :func:`fedax.experiments.write_report` |
 """
 
-from fedax.experiments.study.parts import Part, PartSection, Study, read_study, studies
+from fedax.experiments.study.parts import PartSection, Study, StudyPart, read_study, studies
 from fedax.experiments.study.results import record_of, results_of
 from fedax.experiments.study.rules import faults, unsure
 from fedax.experiments.study.running import carry_out
@@ -32,9 +32,9 @@ from fedax.experiments.study.verdicts import (
 
 __all__ = [
     "Claim",
-    "Part",
     "PartSection",
     "Study",
+    "StudyPart",
     "carry_out",
     "claims",
     "column_of",

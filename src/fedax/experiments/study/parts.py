@@ -98,7 +98,7 @@ class StudyJob:
 
 
 @dataclass(frozen=True)
-class Part:
+class StudyPart:
     """One experiment of a study, with its configuration before tuning.
 
     Attributes:
@@ -136,10 +136,10 @@ class Study:
     """
 
     section: StudySection
-    parts: dict[str, Part]
+    parts: dict[str, StudyPart]
     results: dict[str, Table] = field(default_factory=dict)  # key -> line of results, of finished jobs
 
-    def choice(self, part: Part, label: str) -> tuple[Table | None, StudyJob | None]:
+    def choice(self, part: StudyPart, label: str) -> tuple[Table | None, StudyJob | None]:
         """The settings chosen for a method, or the next job that is needed to choose them."""
         tune = part.section.tune
         if tune is None or not grid_of(part, label):
@@ -150,16 +150,16 @@ class Study:
             return None, last
         return self.tried(part, label)[0]["point"], None
 
-    def choices(self, part: Part, label: str) -> list[StudyJob]:
+    def choices(self, part: StudyPart, label: str) -> list[StudyJob]:
         """The finished jobs by which a method's settings were chosen; may be empty."""
         return [job for job in self._tuning_jobs(part, label) if job.key in self.results]
 
-    def tried(self, part: Part, label: str) -> list[Table]:
+    def tried(self, part: StudyPart, label: str) -> list[Table]:
         """All points that were tried for a method, the best first; a point that was tried twice has all seeds."""
         lines = [self.results[job.key] for job in self.choices(part, label)]
         return _sorted_points([row for line in lines for row in line["points"]], lines[0]["better"]) if lines else []
 
-    def _tuning_jobs(self, part: Part, label: str) -> Iterator[StudyJob]:
+    def _tuning_jobs(self, part: StudyPart, label: str) -> Iterator[StudyJob]:
         """The tuning jobs of a method, up to the first unfinished one.
 
         They begin with the points of the recipe. While the best point is at the smallest or largest value of an axis,
@@ -207,14 +207,14 @@ class Study:
                             keys.add(job.key)
                             yield job
 
-    def run(self, part: Part, label: str, seed: int, point: Table) -> StudyJob:
+    def run(self, part: StudyPart, label: str, seed: int, point: Table) -> StudyJob:
         """The job of one method with one seed, at the chosen settings."""
         config = at_point(part, label, point)
         config.pop("sweep", None)
         config["run"]["seeds"] = [seed]
         return job_of(part, label, seed, config)
 
-    def _tuning_job(self, part: Part, label: str, grid: Table, after: int = 0) -> StudyJob:
+    def _tuning_job(self, part: StudyPart, label: str, grid: Table, after: int = 0) -> StudyJob:
         """The job that tries the points of a grid; ``after``: how many seeds have tried them already."""
         tune = part.section.tune
         assert tune is not None
@@ -230,7 +230,7 @@ class Study:
         config["sweep"] = {**config.get("sweep", {}), "grid": grid}
         return job_of(part, label, None, config)
 
-    def _extended_grid(self, part: Part, label: str, table: list[Table]) -> dict[str, list[Any]] | None:
+    def _extended_grid(self, part: StudyPart, label: str, table: list[Table]) -> dict[str, list[Any]] | None:
         """The grid that extends an axis at whose edge the best point is, or ``None``. ``table``: sorted points."""
         best = table[0]["point"]
         for name, value, end in sweeps.edges([_as_trial(row) for row in table]):
@@ -284,11 +284,11 @@ def read_study(source: str | Path, only: Sequence[str] = ()) -> Study:
         section = StudySection.model_validate(given)
     except pydantic.ValidationError as error:
         raise clear(error.errors()[0]) from None
-    parts: dict[str, Part] = {}
+    parts: dict[str, StudyPart] = {}
     for part_section in section.parts:
         if part_section.name in parts or slug(part_section.name) != part_section.name:
-            way_out = "give each part a name of its own, of small letters, digits and hyphens"
-            raise ConfigError("parts.name", part_section.name, way_out)
+            hint = "give each part a name of its own, of small letters, digits and hyphens"
+            raise ConfigError("parts.name", part_section.name, hint)
         if part_section.tuned_by is not None and part_section.tuned_by not in parts:
             raise unknown("parts.tuned_by", part_section.tuned_by, [*parts])
         for name in part_section.use:
@@ -313,7 +313,7 @@ def studies() -> dict[str, str]:
     return {path.stem: toml.loads(path.read_bytes()).get("title", "") for path in sorted(_STUDIES.glob("*.toml"))}
 
 
-def _part(section: PartSection, changes: Sequence[Table], folder: Path) -> Part:
+def _part(section: PartSection, changes: Sequence[Table], folder: Path) -> StudyPart:
     near = folder / section.recipe
     config = copy.deepcopy(read_toml(near if near.is_file() else section.recipe))
     for path, value in itertools.chain.from_iterable(table.items() for table in changes):
@@ -331,13 +331,13 @@ def _part(section: PartSection, changes: Sequence[Table], folder: Path) -> Part:
         config["methods"] = [row for row in config["methods"] if row["label"] in section.methods]
     config["name"] = section.name
     check_settings(config)
-    part = Part(section, config)
+    part = StudyPart(section, config)
     for label in section.hold:
         held_of(part, label)
     return part
 
 
-def grid_of(part: Part, label: str) -> dict[str, list[Any]]:
+def grid_of(part: StudyPart, label: str) -> dict[str, list[Any]]:
     """The axes of one method; an axis that names it replaces one for all methods."""
     row = part.row(label)
     known = hyperparameters_of(MethodSection(**row), label, code_of(False))
@@ -353,7 +353,7 @@ def grid_of(part: Part, label: str) -> dict[str, list[Any]]:
     return axes
 
 
-def at_point(part: Part, label: str, point: Table) -> Table:
+def at_point(part: StudyPart, label: str, point: Table) -> Table:
     """The configuration of one method at one point, with the settings that are tied to it."""
     row = copy.deepcopy(part.row(label))
     config = {name: [row] if name == "methods" else copy.deepcopy(value) for name, value in part.config.items()}
@@ -365,7 +365,7 @@ def at_point(part: Part, label: str, point: Table) -> Table:
     return config
 
 
-def held_of(part: Part, label: str) -> dict[str, tuple[str, float]]:
+def held_of(part: StudyPart, label: str) -> dict[str, tuple[str, float]]:
     """Tied settings, name -> (other, power): the recipe's value times (new value / old value of other)^power.
 
     Example: FedDA's α is c lr², so a grid of lr with c = "lr^-2" has the same α at all its points.
@@ -389,7 +389,7 @@ def _points(grid: dict[str, list[Any]]) -> list[dict[str, list[Any]]]:
     return [dict(zip(grid, ([value] for value in values), strict=True)) for values in itertools.product(*grid.values())]
 
 
-def accepted(part: Part, label: str, point: Table) -> bool:
+def accepted(part: StudyPart, label: str, point: Table) -> bool:
     """Whether a method can have these settings."""
     config = at_point(part, label, point)
     key = json.dumps(config, sort_keys=True)
@@ -402,7 +402,7 @@ def accepted(part: Part, label: str, point: Table) -> bool:
     return part.known[key]
 
 
-def job_of(part: Part, label: str, seed: int | None, config: Table) -> StudyJob:
+def job_of(part: StudyPart, label: str, seed: int | None, config: Table) -> StudyJob:
     hashed = copy.deepcopy(config)
     hashed.pop("name")
     for row in hashed["methods"]:

@@ -19,7 +19,7 @@ from fedax.experiments.runs import (
     unsealed,
     write_json,
 )
-from fedax.experiments.study.parts import Part, Study, StudyJob, short
+from fedax.experiments.study.parts import Study, StudyJob, StudyPart, short
 from fedax.files import damage, has_digest, seal, with_digest, write_atomic
 
 
@@ -85,8 +85,8 @@ def _read_shared(path: Path) -> Table:
         return {"config": {**shared["config"]}, "about": {**shared["about"]}}
     except (OSError, ValueError, LookupError, TypeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        way_out = f"bring it back, or delete {path.with_suffix('.jsonl').name} to run the part again"
-        raise DataError(f"{path}: what the runs of a part share cannot be read ({why}); {way_out}") from error
+        hint = f"bring it back, or delete {path.with_suffix('.jsonl').name} to run the part again"
+        raise DataError(f"{path}: what the runs of a part share cannot be read ({why}); {hint}") from error
 
 
 def _keep_shared(folder: Path, part: str, record: Record) -> None:
@@ -112,7 +112,7 @@ def in_order(study: Study, folder: Path) -> None:
             _keep_shared(folder, name, read(run))
 
 
-def record_of(study: Study, part: Part, folder: Path) -> Record | None:
+def record_of(study: Study, part: StudyPart, folder: Path) -> Record | None:
     """The results of a part as the record of one run, for tables and reports; ``None`` before the first result."""
     runs: list[MethodRun] = []
     rows: list[Table] = []
@@ -143,10 +143,10 @@ def record_of(study: Study, part: Part, folder: Path) -> Record | None:
     return Record(folder / part.name, shared["config"] | {"methods": rows}, about, runs, [])
 
 
-def _shared(study: Study, part: Part, folder: Path) -> Table:
+def _shared(study: Study, part: StudyPart, folder: Path) -> Table:
     """The configuration and facts that the runs of a part share; perhaps stored for another part with the same runs."""
 
-    def problem(part: Part) -> Table:
+    def problem(part: StudyPart) -> Table:
         return {name: section for name, section in part.config.items() if name not in ("name", "methods", "sweep")}
 
     same_problem = [each.name for each in study.parts.values() if problem(each) == problem(part)]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fedax.experiments.config.sections import Table, seeds_of
 from fedax.experiments.runs import Path, finite, read
-from fedax.experiments.study.parts import Part, Study, accepted, close, grid_of, held_of, short
+from fedax.experiments.study.parts import Study, StudyPart, accepted, close, grid_of, held_of, short
 from fedax.experiments.study.results import results_of
 
 MORE = 1.5  # the largest fair ratio of tuning runs: extended grids of four or five values differ by less
@@ -48,7 +48,7 @@ def faults(study: Study, folder: Path) -> list[str]:
     return sentences
 
 
-def unsure(study: Study, part: Part) -> list[str]:
+def unsure(study: Study, part: StudyPart) -> list[str]:
     """Sentences about choices of a part that another, equally good, way of choosing might reverse.
 
     - Settings chosen on fewer rounds than the runs have, before a learning rate decays that decays in the runs, or on
@@ -94,7 +94,7 @@ def unsure(study: Study, part: Part) -> list[str]:
     return [*shared, *about_points, *_unequal(study, part, origin, tuned)]
 
 
-def _unsure_points(part: Part, label: str, table: Sequence[Table]) -> list[str]:
+def _unsure_points(part: StudyPart, label: str, table: Sequence[Table]) -> list[str]:
     """The sentences about the points that were tried for one method; ``table``: the best first."""
     sentences, best = [], table[0]
     if len(best["seeds"]) == 1 and close(table):
@@ -114,7 +114,7 @@ def _unsure_points(part: Part, label: str, table: Sequence[Table]) -> list[str]:
     return sentences
 
 
-def _unequal(study: Study, part: Part, origin: dict[str, Part], tuned: Sequence[str]) -> list[str]:
+def _unequal(study: Study, part: StudyPart, origin: dict[str, StudyPart], tuned: Sequence[str]) -> list[str]:
     """The sentences about unequal tuning: numbers of runs, and lr tuned for some methods only."""
     sentences, untuned = [], []
     planned, whole = dict[str, int](), dict[str, int]()
@@ -148,7 +148,7 @@ def _unequal(study: Study, part: Part, origin: dict[str, Part], tuned: Sequence[
     return sentences
 
 
-def _problem(part: Part) -> Table:
+def _problem(part: StudyPart) -> Table:
     """The settings that identify a problem, without methods and rounds."""
     return {name: part.config.get(name) for name in ("data", "task", "work", "participation")} | {
         "batch_size": part.config["run"].get("batch_size")

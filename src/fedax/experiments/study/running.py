@@ -78,10 +78,10 @@ def _carry_out(study: Study, folder: Path, executor: Executor, deadline: float, 
                     known.add(job.key)
                     if at_once < math.inf:
                         place = str((folder / "jobs" / job.key).absolute())
-                        travels = cluster.Job(job.name, (job.config,), place=place)
+                        travels = cluster.ClusterJob(job.name, (job.config,), place=place)
                         watch(f"{job.name} begins")
                     else:
-                        travels = cluster.Job.of(job.name, [job.config])
+                        travels = cluster.ClusterJob.of(job.name, [job.config])
                     given[travels.key] = job
                     crew.give(travels)
                 if not crew.under_way:
@@ -104,7 +104,7 @@ def _take(
     study: Study,
     folder: Path,
     job: StudyJob,
-    travelled: cluster.Job,
+    travelled: cluster.ClusterJob,
     outcome: cluster.Outcome,
     failed: dict[str, str],
     watch: Watch,

@@ -12,7 +12,7 @@ from fedax.experiments.config.sections import seeds_of
 from fedax.experiments.pooled import LEAST_METHODS, Pool, compare, least, pool_of
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import Path, Record
-from fedax.experiments.study.parts import Part, Study
+from fedax.experiments.study.parts import Study, StudyPart
 from fedax.experiments.study.results import record_of
 from fedax.experiments.summary import LEVEL, holm, problems
 
@@ -51,7 +51,7 @@ class Claim:
         return "as claimed" if self.gap > 0 else "the other way"
 
 
-def column_of(part: Part, record: Record) -> str:
+def column_of(part: StudyPart, record: Record) -> str:
     """The column by which a part is judged."""
     (problem,) = problems([record])
     column = part.section.judge or problem.judge
@@ -59,7 +59,7 @@ def column_of(part: Part, record: Record) -> str:
     return column
 
 
-def values_of(part: Part, record: Record) -> dict[str, dict[int, float]]:
+def values_of(part: StudyPart, record: Record) -> dict[str, dict[int, float]]:
     """Method -> seed -> the mean of the last evaluations of the deciding column, signed so that higher is better."""
     (problem,) = problems([record])
     column = column_of(part, record)
@@ -72,7 +72,7 @@ def values_of(part: Part, record: Record) -> dict[str, dict[int, float]]:
     return values
 
 
-def pool(part: Part, record: Record) -> Pool | None:
+def pool(part: StudyPart, record: Record) -> Pool | None:
     """The pooled error of the methods that have all seeds."""
     values = values_of(part, record)
     seeds = sorted(set().union(*values.values()))
@@ -80,7 +80,7 @@ def pool(part: Part, record: Record) -> Pool | None:
     return pool_of({label: np.array([by_seed[seed] for seed in seeds]) for label, by_seed in complete.items()})
 
 
-def claims(part: Part, record: Record) -> list[Claim]:
+def claims(part: StudyPart, record: Record) -> list[Claim]:
     """Test each claim of a part, by the mean of the last evaluations."""
     by_label, pooled_error = values_of(part, record), pool(part, record)
     tested: list[tuple[Claim, Gap | None]] = []
@@ -102,7 +102,7 @@ def claims(part: Part, record: Record) -> list[Claim]:
     ]  # fmt: skip
 
 
-def fair(part: Part, tested: Sequence[Claim]) -> list[Claim]:
+def fair(part: StudyPart, tested: Sequence[Claim]) -> list[Claim]:
     """The claims without pairs of methods that the part's file excludes as unfair."""
     return [claim for claim in tested if not {claim.better, claim.worse} & {*part.section.unfair}]
 
@@ -147,7 +147,7 @@ def effect(claim: Claim, column: str) -> str:
     return f"{claim.better} against {claim.worse} {show(column, claim.gap)}{between}"
 
 
-def design(part: Part) -> str:
+def design(part: StudyPart) -> str:
     """The power of a part's design, as a sentence: the smallest difference that is detected with 80 %.
 
     Its unit is the standard deviation of a run's residual, without the effects of method and seed.
@@ -181,7 +181,7 @@ def outcome(study: Study, folder: Path) -> list[str]:
     return texts
 
 
-def conclusion(part: Part, record: Record) -> str:
+def conclusion(part: StudyPart, record: Record) -> str:
     """Sentences: the effect with its interval, the verdict, and the pairs that do not count.
 
     Args:

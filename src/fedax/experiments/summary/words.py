@@ -296,8 +296,8 @@ def _coverage(problem: ProblemResults) -> list[str]:
     sentences = [f"Intervals and p cover chance in {_list(covered)}: {_test_of(problem)} over {times}{correct}."]
     data, part = config["data"], chance.part_of(problem.judge)
     if not problem.sure:
-        way_out = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
-        sentences.append(f"They do not cover the {'validation' if part == 'val' else part} examples{way_out}.")
+        hint = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
+        sentences.append(f"They do not cover the {'validation' if part == 'val' else part} examples{hint}.")
     elif part is not None and "split" in data and chance.SPLIT not in covered:
         sentences.append("Another split may say otherwise: run.split_seeds = true covers that too.")
     elif data.get("partition", "column") != "column" and chance.DEALT not in covered:

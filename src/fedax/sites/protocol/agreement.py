@@ -27,7 +27,7 @@ from fedax.data.transform import Strict
 from fedax.engine.checks import labels_of
 from fedax.engine.dry_run import DryRun, dry_run
 from fedax.engine.evaluate import held_out
-from fedax.engine.identity import versions
+from fedax.engine.fingerprint import versions
 from fedax.engine.job import Job
 from fedax.engine.load import federation_of
 from fedax.engine.loop import Clients, Hyper, draw_rounds
@@ -301,10 +301,10 @@ def common_question(run: str, stage: str, index: int, number: int, model: str) -
     return digest_of_text([run, stage, index, number, model])
 
 
-def contribution_of(clients: Clients) -> masks.Part:
+def contribution_of(clients: Clients) -> masks.MaskedPart:
     """What a node contributes to a secure sum, by its clients that are asked."""
     weights = (float(np.sum(each, dtype=np.float64)) for each in (clients.weights, clients.data_weights))
-    return masks.Part(len(clients.ids), *weights)
+    return masks.MaskedPart(len(clients.ids), *weights)
 
 
 # ---- figures
@@ -334,8 +334,8 @@ def check_figures(job: Job) -> None:
         return
     for name, metric in job.plan.task.whole_metrics.items():
         if type(metric).joined is not Metric.joined:
-            way_out = "with secure sums the figures of nodes are added, and the parts of this metric cannot be"
-            raise ConfigError(f"run.metrics {name}", metric, f"{way_out}; leave it out, or take rmse")
+            hint = "with secure sums the figures of nodes are added, and the parts of this metric cannot be"
+            raise ConfigError(f"run.metrics {name}", metric, f"{hint}; leave it out, or take rmse")
 
 
 def figures_vector(

@@ -100,7 +100,7 @@ class Evaluation(NamedTuple):
     sealed: Callable[[Tree], Tree] | None = None
 
 
-class Table(NamedTuple):
+class ClientTable(NamedTuple):
     """Figures of single clients, column -> [k]; ``sizes``: how many test examples each of them has."""
 
     figures: Mapping[str, np.ndarray]
@@ -124,7 +124,7 @@ class Gate:
         self.policy, self.answered, self._secret, self._rows = policy, answered, secret, rows
         self.noised: list[str] = []
 
-    def leave(self, question: Question, result: Sum | Evaluation | Table) -> Message:
+    def leave(self, question: Question, result: Sum | Evaluation | ClientTable) -> Message:
         """The answer with a result; it is in the record when it is returned.
 
         Raises:
@@ -138,7 +138,7 @@ class Gate:
                 self.answered.take(f"refusal of {question.name}", question.content, self.policy)
             raise
 
-    def _left(self, question: Question, result: Sum | Evaluation | Table) -> Message:
+    def _left(self, question: Question, result: Sum | Evaluation | ClientTable) -> Message:
         policy, (name, content, model, to) = self.policy, question
         self.noised = []
         head, shares, loss, numbers = {}, [], 0.0, 0  # type: Mapping[str, Unknown], list[Share], float, int
@@ -171,7 +171,7 @@ class Gate:
                     bounded = result.bounded(policy.bound or 0.0, policy.unit)
                     loss, numbers = len(bounded) * policy.noise**-2, len(bounded)
                     arrays = lambda: self._noisy(result, bounded, content)  # noqa: E731
-            case Table():
+            case ClientTable():
                 policy.check_table(int(result.sizes.min()))
                 allowed = {name: each for name, each in result.figures.items() if not policy.refused([f"test_{name}"])}
                 head, arrays = {"columns": [*allowed]}, lambda: allowed

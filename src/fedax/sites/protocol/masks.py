@@ -156,7 +156,7 @@ class Key(NamedTuple):
         return f"fedax secure aggregation: the key of {self.name} is {self.public}".encode()
 
 
-class Part(NamedTuple):
+class MaskedPart(NamedTuple):
     """A node's part in a sum.
 
     Attributes:
@@ -196,14 +196,14 @@ class Offer(NamedTuple):
 
     public: _File32
     seal: _File32
-    part: Part
+    part: MaskedPart
     rules: Rules
     signature: _File
     shares: dict[str, _File]
 
-    def to(self, position: int) -> "Received":
+    def to(self, position: int) -> "ReceivedShares":
         """The form in which another node receives it."""
-        return Received(*self[:5], _digest(self.shares), self.shares.get(str(position), ""))
+        return ReceivedShares(*self[:5], _digest(self.shares), self.shares.get(str(position), ""))
 
     @classmethod
     def of(cls, given: Unknown, position: int, nodes: int) -> "Offer":
@@ -219,7 +219,7 @@ class Offer(NamedTuple):
         return offer
 
 
-class Received(NamedTuple):
+class ReceivedShares(NamedTuple):
     """The offer of another node, or of its own, as a node receives it.
 
     Attributes:
@@ -234,14 +234,14 @@ class Received(NamedTuple):
 
     public: _File32
     seal: _File32
-    part: Part
+    part: MaskedPart
     rules: Rules
     signature: str
     shares: str
     share: _File
 
     @classmethod
-    def of(cls, given: Unknown) -> "Received":
+    def of(cls, given: Unknown) -> "ReceivedShares":
         """A received offer that came as JSON.
 
         Raises:
@@ -307,7 +307,7 @@ class _ExchangeSecrets:
     held: dict[int, bytes]
     asked: str | None = None
     answer: Unknown = None
-    offers: Mapping[int, Received] = dataclasses.field(default_factory=dict)
+    offers: Mapping[int, ReceivedShares] = dataclasses.field(default_factory=dict)
     sent: str | None = None
     adds: bool = False
     survivors: tuple[int, ...] = ()
@@ -350,7 +350,9 @@ class Masks:
         turn = self._turns[name]
         return {turn.keys[k].name: turn.offers[k].part.weight + turn.offers[k].part.data_weight for k in positions}
 
-    def offer(self, name: str, position: int, keys: Sequence[Key], threshold: int, question: str, part: Part) -> Offer:
+    def offer(
+        self, name: str, position: int, keys: Sequence[Key], threshold: int, question: str, part: MaskedPart
+    ) -> Offer:
         """Draw the secrets of an exchange; a repeated call gives the same.
 
         Args:
@@ -414,7 +416,13 @@ class Masks:
         self._turns[name].answer = answer
 
     def masked(
-        self, name: str, sums: np.ndarray, bits: int, offers: Mapping[int, Received], question: str, part: Part
+        self,
+        name: str,
+        sums: np.ndarray,
+        bits: int,
+        offers: Mapping[int, ReceivedShares],
+        question: str,
+        part: MaskedPart,
     ) -> np.ndarray:
         """y_i as bytes, uint8 [d · bits/8], of sums uint32 [d], or uint64 [d] if ``bits`` are 64.
 
@@ -511,7 +519,9 @@ class Masks:
         which = {k: of_seed if k in state.survivors else of_secret for k in sorted(state.held)}
         return {str(k): _text(state.held[k][part]) for k, part in which.items()}
 
-    def _check_rules(self, state: _ExchangeSecrets, offers: Mapping[int, Received], positions: Collection[int]) -> None:
+    def _check_rules(
+        self, state: _ExchangeSecrets, offers: Mapping[int, ReceivedShares], positions: Collection[int]
+    ) -> None:
         """Refuse a sum over some nodes that is against the rules of one: all refuse it, as any of them could unmask."""
         totals = [sum(each) for each in zip(*(offers[k].part for k in positions), strict=True)]
         for k in positions:

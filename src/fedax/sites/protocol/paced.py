@@ -1,7 +1,7 @@
 """Real clients of a server that does not wait: each is asked on its own, and the server steps when K have answered.
 
 Who starts when, and whose answers make each step, follows from when the answers come: the schedule of a simulation
-(:class:`fedax.federation.pace.LiveSchedule`), whose queue is the nodes. So a simulation in which each piece of work
+(:class:`fedax.federation.pace.LiveEventQueue`), whose queue is the nodes. So a simulation in which each piece of work
 takes as long as it took here has the same arrivals, random numbers and weights. The answers, and when they came, are
 written to a file, from which :meth:`fedax.Clock.from_csv` makes the clock of that simulation, and from which a run that
 was stopped goes on.
@@ -32,16 +32,16 @@ from fedax.contract.types import Tree, Unknown
 from fedax.engine.asynchronous import heard_of
 from fedax.engine.clients import summed
 from fedax.engine.job import Job
-from fedax.engine.loop import Clients, Request, Response, State, Tally, converse, exchanges
+from fedax.engine.loop import Clients, Counters, Request, Response, State, converse, exchanges
 from fedax.engine.timetable import Timetable
 from fedax.errors import CheckpointError, NodeError
-from fedax.federation.pace import LiveSchedule
+from fedax.federation.pace import LiveEventQueue
 from fedax.federation.recorded import COLUMNS
 from fedax.files import write_atomic
 from fedax.programs import compiled
 from fedax.sites.protocol.fleet import Fleet
 from fedax.sites.protocol.messages import Message
-from fedax.sites.protocol.remote import Figures, Remote, UnderWay, write_rows
+from fedax.sites.protocol.remote import NodeFigures, Remote, UnderWay, write_rows
 from fedax.sites.protocol.summed import NodeAnswers, NodeMessages
 from fedax.wire.sums import along
 
@@ -55,18 +55,18 @@ class _Step(NamedTuple):
 
     Attributes:
         state: without its box.
-        tally: of the step.
+        counters: of the step.
         older: by group, the downloads of older versions with which clients are under way.
         place: in the trace, after the last answer of the step.
     """
 
     state: State
-    tally: Tally
+    counters: Counters
     older: dict[int, Tree]
     place: tuple[int, int]
 
 
-class Trace:
+class ArrivalTrace:
     """A file of all answers in the order in which they came.
 
     Args:
@@ -142,9 +142,9 @@ class Paced(Remote):
         super().__init__(job, fleet, config, number, resumes)
         assert job.pacing is not None
         census = job.census
-        self._schedule = LiveSchedule(job.pacing.pace, census.num_clients, job.seed)
+        self._schedule = LiveEventQueue(job.pacing.pace, census.num_clients, job.seed)
         self._table, self._local_steps = job.pacing.live(self._schedule, job.hyper.work, job.key, census, job.plan)
-        self._trace = Trace(arrivals, census.names or [str(i) for i in range(census.num_clients)])
+        self._trace = ArrivalTrace(arrivals, census.names or [str(i) for i in range(census.num_clients)])
         self._wire = dataclasses.replace(job.hyper.wire, apart=True)  # of the messages to a client
         self._newest: State  # after the last step
         self._steps: dict[int, _Step] = {}  # that nobody has asked for yet, by the number of steps
@@ -171,24 +171,24 @@ class Paced(Remote):
     def pace(self, index: int, which: int) -> dict[str, Unknown]:
         return self._table.late(index)
 
-    def prepare(self) -> tuple[State, Tally]:
+    def prepare(self) -> tuple[State, Counters]:
         """The state before the first answer; only its form, if a checkpoint replaces it."""
-        self._newest, tally = super().prepare()
-        return self._newest._replace(box=self._box({}, (0, 0))), tally
+        self._newest, counters = super().prepare()
+        return self._newest._replace(box=self._box({}, (0, 0))), counters
 
-    def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        """Take steps start … stop − 1: the new state, and the tally."""
+    def advance(self, state: State, start: int, stop: int) -> tuple[State, Counters]:
+        """Take steps start … stop − 1: the new state, and the counters."""
         if start == stop:
-            return state, Tally(0, 0, 0, 0)
+            return state, Counters(0, 0, 0, 0)
         self._begin(state, start)
         self._goal = max(self._goal, stop)
         self._until(lambda: stop in self._steps)
         steps = [self._steps.pop(version) for version in range(start + 1, stop + 1)]
         self._kept = {version: each for version, each in self._kept.items() if version >= stop - 2}
-        done = np.sum([step.tally[:3] for step in steps], axis=0)
-        tally = Tally(*done.tolist())._replace(uploads=self._table.answers(start, stop))
+        done = np.sum([step.counters[:3] for step in steps], axis=0)
+        counters = Counters(*done.tolist())._replace(uploads=self._table.answers(start, stop))
         last = steps[-1]
-        return last.state._replace(box=self._box(last.older, last.place)), tally
+        return last.state._replace(box=self._box(last.older, last.place)), counters
 
     def traffic(self) -> dict[str, Unknown]:
         """Bytes on the wire and seconds of waiting since the last call; the time is that of the schedule."""
@@ -198,7 +198,9 @@ class Paced(Remote):
         self._talk.close()
         super().forget()
 
-    def _evaluate_and_prefetch(self, evaluation: UnderWay[Figures], state: State, index: int, model: Tree) -> Figures:
+    def _evaluate_and_prefetch(
+        self, evaluation: UnderWay[NodeFigures], state: State, index: int, model: Tree
+    ) -> NodeFigures:
         """The figures of an evaluation; meanwhile the server goes on."""
         self._begin(state, index)
         messages, end = evaluation.messages, _now() + self.fleet.timeout
@@ -370,8 +372,8 @@ class Paced(Remote):
         under_way = {group: schedule.versions[number] for number, group in schedule.under_way.items()}
         self._downloads = {group: each for group, each in self._downloads.items() if group in under_way}
         older = {group: self._downloads[group] for group in sorted(under_way) if under_way[group] <= version}
-        tally = self._tally()._replace(clients=begun)
-        self._steps[version + 1] = _Step(self._newest, tally, older, self._trace.place)
+        counters = self._tally()._replace(clients=begun)
+        self._steps[version + 1] = _Step(self._newest, counters, older, self._trace.place)
 
     def answer(self, request: Request) -> Response:
         """The response to the request of a step: of the uploads that are there."""

@@ -132,18 +132,18 @@ class Policy:
                 text = f"{_PLACES[one]} and {_PLACES[other]} go together; the other is {getattr(self, other)}"
                 raise ConfigError(_PLACES[one], None, text)
         if self.clip is not None and self.nodes is not None:
-            way_out = "whole numbers of secure sums have no room for noise of the node's own; take one of the two"
-            raise ConfigError("secure.nodes", self.nodes, way_out)
+            hint = "whole numbers of secure sums have no room for noise of the node's own; take one of the two"
+            raise ConfigError("secure.nodes", self.nodes, hint)
         if self.clip is not None and self.noise is None and self.columns != []:
-            way_out = "figures without it would tell what the noise on updates hides; give one, or figures.columns = []"
-            raise ConfigError("figures.noise", None, way_out)
+            hint = "figures without it would tell what the noise on updates hides; give one, or figures.columns = []"
+            raise ConfigError("figures.noise", None, hint)
         for name in ("epsilon", "delta"):
             if not self.noised and getattr(self, name) is not None:
                 raise ConfigError(_PLACES[name], getattr(self, name), "there is no noise that could spend it")
         for name in ("noise", "update_noise"):
             if (z := getattr(self, name)) is not None and (each := self.spent(z**-2)) > self.budget:
-                way_out = f"one answer spends ε = {each:.3g}, more than budget.epsilon = {self.budget:g}"
-                raise ConfigError(_PLACES[name], z, f"{way_out}; give more noise")
+                hint = f"one answer spends ε = {each:.3g}, more than budget.epsilon = {self.budget:g}"
+                raise ConfigError(_PLACES[name], z, f"{hint}; give more noise")
 
     @property
     def noised(self) -> bool:
@@ -329,9 +329,9 @@ class Policy:
 
 
 def read_table(
-    path: pathlib.Path, field: str = "policy", way_out: str = "fedax deploy policy writes one"
+    path: pathlib.Path, field: str = "policy", hint: str = "fedax deploy policy writes one"
 ) -> dict[str, Unknown]:
-    """The tables of a policy's file, or of another; ``field`` and ``way_out`` are for the error.
+    """The tables of a policy's file, or of another; ``field`` and ``hint`` are for the error.
 
     Raises:
         ConfigError: it cannot be read.
@@ -339,7 +339,7 @@ def read_table(
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(field, str(path), f"it cannot be read ({error}); {way_out}") from error
+        raise ConfigError(field, str(path), f"it cannot be read ({error}); {hint}") from error
 
 
 _PLACES = {field.name: field.metadata["place"] for field in dataclasses.fields(Policy)}

@@ -31,7 +31,7 @@ from fedax.engine.clients import ClientResult
 from fedax.engine.evaluate import measured, model_after
 from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
-from fedax.engine.loop import Clients, Request, Response, State, Tally, exchanges
+from fedax.engine.loop import Clients, Counters, Request, Response, State, exchanges
 from fedax.engine.places.device import first_states, no_exclusions
 from fedax.engine.places.host import HostServer, downloaded, read_encoded
 from fedax.engine.places.layout import Layout
@@ -114,7 +114,7 @@ def _parts_at_nodes(job: Job) -> list[str]:
     return [part for part, number in job.census.held.items() if number and part not in job.evaluation.held]
 
 
-class Figures(NamedTuple):
+class NodeFigures(NamedTuple):
     """What nodes answer to an evaluation, together.
 
     Attributes:
@@ -178,8 +178,8 @@ class Remote(HostServer):
 
     # ---- what drive() asks
 
-    def prepare(self) -> tuple[State, Tally]:
-        """The state before round 0, and the tally of the warm-up; only its form, if a checkpoint replaces it."""
+    def prepare(self) -> tuple[State, Counters]:
+        """The state before round 0, and the counters of the warm-up; only its form, if a checkpoint replaces it."""
         job = self.job
         server, _ = first_states(job.hyper.method, job.x)
         versions = np.zeros((job.plan.num_clients, 2), np.int64)
@@ -191,8 +191,8 @@ class Remote(HostServer):
             self._seconds += time.perf_counter() - began
         return state, self._tally()
 
-    def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        """Run rounds start … stop − 1: the new state, and the tally."""
+    def advance(self, state: State, start: int, stop: int) -> tuple[State, Counters]:
+        """Run rounds start … stop − 1: the new state, and the counters."""
         for index in range(start, stop):
             began = time.perf_counter()
             round_ = self._prefetched or UnderWay(self._round(state, index, "exchanges"))
@@ -219,7 +219,7 @@ class Remote(HostServer):
         (row,) = measured(job, state.server, index, train, held)
         return [row | {HEARD: heard}]
 
-    def _evaluation(self, model: Tree, index: int) -> Asking[Figures]:
+    def _evaluation(self, model: Tree, index: int) -> Asking[NodeFigures]:
         """The figures of a model; yields messages to the nodes, and is sent their answers."""
         question = self._question("evaluate", EVALUATION, index, 0, {}, {"model": model})
         messages = dict.fromkeys(range(len(self.fleet)), question)
@@ -247,7 +247,7 @@ class Remote(HostServer):
                 held[part] = _together(self.job.plan.task, results)
         return self._heard(train, held, found)
 
-    def _secure_figures(self, messages: NodeMessages, model: str, forms: dict[str, Tree]) -> Asking[Figures]:
+    def _secure_figures(self, messages: NodeMessages, model: str, forms: dict[str, Tree]) -> Asking[NodeFigures]:
         """The figures as a secure sum: of all nodes that answer together, and of none alone."""
         assert self._secure is not None
         size = 1 + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(forms))
@@ -266,13 +266,13 @@ class Remote(HostServer):
                 held[part] = answer | {"figures": as_means(self.job.plan.task, answer["figures"], number)}
         return self._heard(found["train"], held, heads)
 
-    def _heard(self, train: list[Tree], held: dict[str, dict[str, Tree]], answered: Collection[int]) -> Figures:
-        """Figures over the nodes that answered, as if there were no others."""
+    def _heard(self, train: list[Tree], held: dict[str, dict[str, Tree]], answered: Collection[int]) -> NodeFigures:
+        """NodeFigures over the nodes that answered, as if there were no others."""
         share = sum(float(self.job.census.weights[self.fleet.clients(which)].sum()) for which in answered)
         heard = share if len(answered) < len(self.fleet) else 1.0
         real = np.asarray(self.job.fed.weights).dtype
         scaled = [jax.tree.map(lambda leaf: np.asarray(leaf / heard, real), each) for each in train]
-        return Figures(scaled, held, heard)
+        return NodeFigures(scaled, held, heard)
 
     def traffic(self) -> dict[str, Unknown]:
         """Bytes on the wire, seconds of waiting and seconds of rounds, since the last call."""
@@ -301,7 +301,9 @@ class Remote(HostServer):
             under_way.go_on()
         return under_way.result
 
-    def _evaluate_and_prefetch(self, evaluation: UnderWay[Figures], state: State, index: int, model: Tree) -> Figures:
+    def _evaluate_and_prefetch(
+        self, evaluation: UnderWay[NodeFigures], state: State, index: int, model: Tree
+    ) -> NodeFigures:
         """The figures of an evaluation; the messages of the next round are sent together with its own.
 
         Not if the figures, or a guard, may end the run: clients should not work for a round that does not take place.
@@ -502,10 +504,14 @@ class Remote(HostServer):
 
     def _count_done(self, which: int, head: dict[str, Unknown]) -> None:
         """Count the work that a node reports for its clients."""
-        tally = head.get("tally")
-        if not isinstance(tally, list) or len(tally) != 2 or not all(type(n) is int and 0 <= n < 2**31 for n in tally):
-            raise NodeError(f"clients {self.fleet.names(which)}: the answer counts {tally!r} steps and gradients")
-        self._done[1:] += tally
+        counters = head.get("tally")
+        if (
+            not isinstance(counters, list)
+            or len(counters) != 2
+            or not all(type(n) is int and 0 <= n < 2**31 for n in counters)
+        ):
+            raise NodeError(f"clients {self.fleet.names(which)}: the answer counts {counters!r} steps and gradients")
+        self._done[1:] += counters
 
     def _opened(self, which: int, answer: Message, wanted: Mapping[str, Tree]) -> dict[str, Tree]:
         """The arrays of an answer."""
@@ -539,10 +545,10 @@ class Remote(HostServer):
             raise NodeError(f"{text}, nor of any other; {way_on}")
         self._answered[places] = False
 
-    def _tally(self) -> Tally:
+    def _tally(self) -> Counters:
         """The work done since the last call."""
-        tally, self._done = Tally(*self._done.tolist()), np.zeros(3, np.int64)
-        return tally
+        counters, self._done = Counters(*self._done.tolist()), np.zeros(3, np.int64)
+        return counters
 
 
 def agreement_of(job: Job, fleet: Fleet, config: dict[str, Unknown], number: int, program: str) -> Agreement:

@@ -23,7 +23,7 @@ from fedax.engine.load import federation_of, on_devices, streamed
 from fedax.engine.places.blocks import Examples
 from fedax.engine.places.device import first_states
 from fedax.engine.places.layout import Layout
-from fedax.engine.plan import ExchangeForm, Plan, make_plan
+from fedax.engine.plan import ExchangeForm, RunPlan, make_plan
 from fedax.engine.timetable import steps_of
 from fedax.errors import ConfigError, DataError, FedaxError, NodeError
 from fedax.federation.census import Census
@@ -139,7 +139,7 @@ class SiteRun(NamedTuple):
     agreement: Agreement
     job: Job
     digest: str
-    plan: Plan
+    plan: RunPlan
     row: Tree
     forms: tuple[list[ExchangeForm], list[ExchangeForm]]
     examples: Examples

@@ -30,10 +30,10 @@ from fedax.engine.clients import ClientResult, SharedInputs, client_program, con
 from fedax.engine.devices import Place, in_precision
 from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.layers import compressors_of
-from fedax.engine.loop import Clients, Tally, empty_place, stage_key
+from fedax.engine.loop import Clients, Counters, empty_place, stage_key
 from fedax.engine.places.blocks import Block
 from fedax.engine.places.layout import Layout
-from fedax.engine.plan import Plan
+from fedax.engine.plan import RunPlan
 from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.files import write_atomic
 from fedax.programs import compiled
@@ -55,7 +55,7 @@ from fedax.sites.protocol.agreement import (
     version_after,
 )
 from fedax.sites.protocol.answered import Answered, Repeated, Share
-from fedax.sites.protocol.gate import Bounded, Evaluation, Gate, Question, Sum, Table
+from fedax.sites.protocol.gate import Bounded, ClientTable, Evaluation, Gate, Question, Sum
 from fedax.sites.protocol.messages import SEVERAL, Message, joined, packed, parted
 from fedax.sites.protocol.policy import Policy
 from fedax.sites.protocol.received import Received, asked_of
@@ -304,14 +304,14 @@ class Site:
         return self._once(run, received, part, lambda mask: self._take_part(run, asked, received, mask))
 
     def _once(
-        self, run: SiteRun, received: Received, part: masks.Part | None, make: Callable[[Mask | None], Message]
+        self, run: SiteRun, received: Received, part: masks.MaskedPart | None, make: Callable[[Mask | None], Message]
     ) -> Message:
         """An answer, made once where it contributes a ``part`` to a secure sum; ``make``: is given what masks it."""
         if run.secure is None or part is None:
             return make(None)
         masking, session = self._masked_session(received)
         bits = 64 if received.stage == EVALUATION else run.secure.bits
-        offers = received.table("offers", masks.Received.of)
+        offers = received.table("offers", masks.ReceivedShares.of)
         asked = json.dumps(received.message.head, sort_keys=True).encode() + received.message.tensors
         mask: Mask = lambda numbers, question: masking.masked(session, numbers, bits, offers, question, part)  # noqa: E731
         answer: Message = masking.once(session, asked) or make(mask)
@@ -353,11 +353,11 @@ class Site:
         if wire.guard is None and wire.zeroes and self.policy.clip is None:  # to know of whom nothing is in the sum
             wire = dataclasses.replace(wire, guard=Guard(float(np.finfo(np.asarray(job.fed.weights).dtype).max)))
         total, results, done = _run_clients(run, wire, received, asked.clients, download, memory, group)
-        tally = {"tally": [int(done.local_steps), int(done.gradients)]}
+        counters = {"tally": [int(done.local_steps), int(done.gradients)]}
         accepted = {} if job.hyper.wire.guard is None or uploads.messages else {"accepted": results.accepted}
         counted = np.ones(len(rows), bool) if isinstance(results.accepted, tuple) else results.accepted
         if asked.exchange.server is None:
-            answer = Message({"to": received.to} | tally, packed(jax.tree.map(np.asarray, accepted)))
+            answer = Message({"to": received.to} | counters, packed(jax.tree.map(np.asarray, accepted)))
         else:
             arrays: dict[str, Tree] = {}
             if uploads.messages:
@@ -371,7 +371,7 @@ class Site:
             if paced:  # of one client, so that nothing is learned from a difference
                 what = f"work {digest_of_text(question, told)}"
             leaving = Sum(
-                arrays | accepted, tally, names, counted * np.asarray(asked.clients.weights),
+                arrays | accepted, counters, names, counted * np.asarray(asked.clients.weights),
                 counted * np.asarray(asked.clients.data_weights), run.train.sizes[rows],
                 min(int(asked.clients.steps.min()), int(done.local_steps) // len(rows)),
                 f"upload {number} ({stage})", self._data.about_split(run.agreement),
@@ -403,10 +403,10 @@ class Site:
             raise Lost(session)
         return masking, session
 
-    def _whole(self, run: SiteRun) -> masks.Part:
+    def _whole(self, run: SiteRun) -> masks.MaskedPart:
         """What the node contributes to a secure sum of figures."""
         weight = float(np.sum(run.weights, dtype=np.float64))
-        return masks.Part(len(run.ids), weight, weight)
+        return masks.MaskedPart(len(run.ids), weight, weight)
 
     def _offer(self, run: SiteRun, received: Received) -> Message:
         """Draw the secrets of a coming exchange, and give shares of them to the other nodes."""
@@ -499,7 +499,7 @@ class Site:
                 task = whole_task(task).trained
                 model = received.model(task)
                 figures = by_client.figures(task, model.tree, test)
-            table = Table({name: np.array(values) for name, values in figures.items()}, test.sizes)
+            table = ClientTable({name: np.array(values) for name, values in figures.items()}, test.sizes)
             return self._leave(run, received, what, digest_of(model), table)
         except Refusal as refusal:
             return Message({"to": received.to, "withheld": str(refusal)})
@@ -523,7 +523,13 @@ class Site:
         return Gate(self.policy, self._answered, self.store.secret("secret"), self._data.row_weights)
 
     def _leave(
-        self, run: SiteRun, received: Received, what: str, model: str, result: Sum | Evaluation | Table, *asked: Unknown
+        self,
+        run: SiteRun,
+        received: Received,
+        what: str,
+        model: str,
+        result: Sum | Evaluation | ClientTable,
+        *asked: Unknown,
     ) -> Message:
         """The answer with a result, through the gate.
 
@@ -624,7 +630,7 @@ def whole_task(task: Task) -> Task:
 
 def _run_clients(
     run: SiteRun, wire: Wire, received: Received, clients: Clients, download: Tree, memory: list[Tree], group: int
-) -> tuple[Tree, ClientResult, Tally]:
+) -> tuple[Tree, ClientResult, Counters]:
     """Run the clients; results are without padding. ``group``: what random numbers are from."""
     n, size = run.train.num_clients, len(memory)
     # Their number is random where not all take part; empty places make it one of few, for each of which a program
@@ -640,19 +646,19 @@ def _run_clients(
     there = block.now(padded, run.examples.streamed)
     there = there._replace(ids=np.pad(ids, fill, constant_values=run.plan.num_clients))
     rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
-    total, results, tally = _together(
+    total, results, counters = _together(
         SharedInputs(run.job.hyper.method, wire, download, fed, run.job.key, np.int32(received.round)),
         np.int32(group), rows_of, there,
         stage=received.stage, number=received.exchange, plan=run.plan,
     )  # fmt: skip
-    return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], results), tally
+    return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], results), counters
 
 
 @compiled(static=["stage", "number", "plan"])
 def _together(
-    shared: SharedInputs, group: Array, memory: Tree, clients: Clients, *, stage: str, number: int, plan: Plan
-) -> tuple[Tree, ClientResult, Tally]:
-    """The weighted sum of the clients' uploads, the result of each, and the tally of their work.
+    shared: SharedInputs, group: Array, memory: Tree, clients: Clients, *, stage: str, number: int, plan: RunPlan
+) -> tuple[Tree, ClientResult, Counters]:
+    """The weighted sum of the clients' uploads, the result of each, and the counters of their work.
 
     Args:
         shared: with the run's key, a method whose schedules are not yet resolved, and a download as it came.

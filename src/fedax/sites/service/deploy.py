@@ -214,8 +214,8 @@ def node(settings: NodeSettings, say: Say = print) -> None:
 
     key, ca, roster, link = settings.key, settings.ca, settings.roster, settings.link or settings.socket
     if link is None or (settings.link and settings.socket):
-        way_out = "give --link, or --socket for a node of Flower's ClientApp, and not both"
-        raise ConfigError("link", settings.link, way_out)
+        hint = "give --link, or --socket for a node of Flower's ClientApp, and not both"
+        raise ConfigError("link", settings.link, hint)
     if isinstance(link, str):
         certificates.split(link)
         if not ca.is_file():

@@ -18,7 +18,7 @@ from fedax.sites.protocol.policy import Policy, read_table
 from fedax.sites.protocol.site import Site
 from fedax.sites.service.deploy import make_problem, with_nodes_data
 from fedax.sites.service.flower import parts_of, recorded
-from fedax.sites.service.messages import Answer, Question, Talking, opened
+from fedax.sites.service.messages import Answer, SentQuestion, Talking, opened
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -47,7 +47,7 @@ class GridTransport(Talking):
         return sorted(self._grid.get_node_ids())
 
     def send(
-        self, questions: Sequence[Question], timeout: float, waiting: dict[str, Question]
+        self, questions: Sequence[SentQuestion], timeout: float, waiting: dict[str, SentQuestion]
     ) -> list[tuple[int, Answer]]:
         """Send messages, as of :class:`Talking`."""
         from flwr.app import Message as FlowerMessage
@@ -63,7 +63,7 @@ class GridTransport(Talking):
         self._pause = _FIRST_LOOK
         return failures
 
-    def look(self, waiting: Mapping[str, Question], seconds: float) -> Sequence[tuple[str, Answer]]:
+    def look(self, waiting: Mapping[str, SentQuestion], seconds: float) -> Sequence[tuple[str, Answer]]:
         """The answers that are there after a pause, as of :class:`Talking`."""
         time.sleep(min(self._pause, seconds))
         replies = list(self._grid.pull_messages([*waiting])) if waiting else []
@@ -114,8 +114,8 @@ def answer_here(experiment: Path, context: "Context", asked: Message) -> Message
         state = Path(str(context.run_config["runs"])) / "sites" / str(config["partition-id"])
         site = _simulated(experiment, int(config["partition-id"]), state)
     else:
-        way_out = "name what the node has: --node-config 'socket=\"PATH\"' or 'data=\"FOLDER\"'"
-        raise ConfigError("node-config", dict(config), way_out)
+        hint = "name what the node has: --node-config 'socket=\"PATH\"' or 'data=\"FOLDER\"'"
+        raise ConfigError("node-config", dict(config), hint)
     site.open()
     try:
         return site.answer(asked)
@@ -142,8 +142,8 @@ def _simulated(experiment: Path, which: int, state: Path) -> Site:
     """The site of one of the experiment's own clients, closed."""
     data = _clients(experiment)
     if which >= data.num_clients:
-        way_out = f"the experiment has {data.num_clients} clients: flwr run --federation-config 'num-supernodes=…'"
-        raise ConfigError("num-supernodes", which + 1, way_out)
+        hint = f"the experiment has {data.num_clients} clients: flwr run --federation-config 'num-supernodes=…'"
+        raise ConfigError("num-supernodes", which + 1, hint)
     site = Site(FederatedData.from_clients([data.client(which)]), make_problem, state, [str(which)])
     site.close()
     return site

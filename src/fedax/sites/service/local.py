@@ -99,8 +99,8 @@ def prepared(experiment: Experiment, nodes: int) -> Experiment:
     if not 1 <= nodes <= data.num_clients:
         raise ConfigError("nodes", nodes, f"give 1 to {data.num_clients}: every node has a client")
     if experiment.config["run"]["split_seeds"] and "seed" in experiment.config["data"]:
-        way_out = "each seed would deal the data set to other clients, and those of nodes have the data that they have"
-        raise ConfigError("run.split_seeds", True, f"{way_out}; leave it out")
+        hint = "each seed would deal the data set to other clients, and those of nodes have the data that they have"
+        raise ConfigError("run.split_seeds", True, f"{hint}; leave it out")
     if "pace" not in experiment.options:
         return experiment
     return dataclasses.replace(experiment, options={"clock": Clock()} | experiment.options)

@@ -19,7 +19,7 @@ _NO_QUESTION = "no question waits for this answer of this node"
 _GONE = 3.0  # seconds without an open request after which a party is gone
 
 
-class Upload:
+class PartUpload:
     """A part that arrives piece by piece."""
 
     def __init__(self, part: Part):
@@ -62,7 +62,7 @@ class Party:
 
 
 @dataclasses.dataclass
-class Exchange:
+class Correspondence:
     """A question, and its answer once that is there."""
 
     question: Letter
@@ -82,8 +82,8 @@ class Mailbox:
     def __init__(self, room: int, now: Callable[[], float] = time.time):
         self.room, self.now = room, now
         self.run = self.ended = ""
-        self.exchanges: dict[str, Exchange] = {}
-        self.uploads: dict[tuple[int, str], Upload] = {}
+        self.exchanges: dict[str, Correspondence] = {}
+        self.uploads: dict[tuple[int, str], PartUpload] = {}
         self.parties = collections.defaultdict[int, Party](Party)
 
     # ---- who is there
@@ -128,18 +128,18 @@ class Mailbox:
             return ""
         if sum(each.question.node == letter.node for each in self.exchanges.values()) >= MOST:
             return f"{MOST} questions wait for the node already"
-        self.exchanges[letter.id] = Exchange(letter, self._parts(RUN, letter, given))
+        self.exchanges[letter.id] = Correspondence(letter, self._parts(RUN, letter, given))
         self.parties[letter.node].bell.set()
         return ""
 
-    def question(self, node: int, has: Container[str]) -> Exchange | None:
+    def question(self, node: int, has: Container[str]) -> Correspondence | None:
         """The first question for a node that it has not."""
         for each in self._unanswered(node):
             if each.question.id not in has and each.question.until > self.now():
                 return each
         return None
 
-    def _unanswered(self, node: int) -> Iterator[Exchange]:
+    def _unanswered(self, node: int) -> Iterator[Correspondence]:
         return (each for each in self.exchanges.values() if each.question.node == node and each.answer is None)
 
     def answer(self, node: int, letter: Letter, given: Mapping[str, bytes]) -> None:
@@ -157,7 +157,7 @@ class Mailbox:
             del self.uploads[each]
         self.parties[RUN].bell.set()
 
-    def answers(self, has: Container[str]) -> list[Exchange]:
+    def answers(self, has: Container[str]) -> list[Correspondence]:
         """The exchanges with an answer that the run has not."""
         return [each for id, each in self.exchanges.items() if each.answer is not None and id not in has]
 
@@ -190,7 +190,7 @@ class Mailbox:
 
     # ---- parts
 
-    def upload(self, party: int, part: Part) -> Upload:
+    def upload(self, party: int, part: Part) -> PartUpload:
         """The upload of a part, which is begun where there is none.
 
         Raises:
@@ -201,7 +201,7 @@ class Mailbox:
         known = self.uploads.get((party, part.digest))
         if known is None or known.part != part or (len(known.content) == part.size and not known.whole):
             self._check_room(part.size)
-            known = self.uploads[party, part.digest] = Upload(part)
+            known = self.uploads[party, part.digest] = PartUpload(part)
         return known
 
     def part(self, party: int, digest: str) -> bytes | None:

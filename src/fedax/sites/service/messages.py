@@ -94,7 +94,7 @@ class Asking:
         raise NotImplementedError
 
 
-class Question(NamedTuple):
+class SentQuestion(NamedTuple):
     """A question on its way: the node's number, the message's parts, and when it is given up, in monotonic time."""
 
     node: int
@@ -114,13 +114,13 @@ class Talking(Asking):
         Raises:
             NodeError: nodes cannot be asked.
         """
-        waiting: dict[str, Question] = {}
+        waiting: dict[str, SentQuestion] = {}
         came: list[tuple[int, Answer]] = []
         try:
             while True:
                 messages = yield came
                 until = time.monotonic() + timeout
-                asked = [Question(node, closed(message), until) for node, message in messages.items()]
+                asked = [SentQuestion(node, closed(message), until) for node, message in messages.items()]
                 came = self.send(asked, timeout, waiting) if asked else []
                 soonest = min((each.until for each in waiting.values()), default=math.inf) - time.monotonic()
                 answers = self.look(waiting, 0.0 if came else max(0.0, min(_LOOK, soonest)))
@@ -133,12 +133,12 @@ class Talking(Asking):
                 self.forget(id)
 
     def send(
-        self, questions: Sequence[Question], timeout: float, waiting: dict[str, Question]
+        self, questions: Sequence[SentQuestion], timeout: float, waiting: dict[str, SentQuestion]
     ) -> list[tuple[int, Answer]]:
         """Send questions and note them as waiting, by their ids; failures of those that cannot be sent."""
         raise NotImplementedError
 
-    def look(self, waiting: Mapping[str, Question], seconds: float) -> Sequence[tuple[str, Answer]]:
+    def look(self, waiting: Mapping[str, SentQuestion], seconds: float) -> Sequence[tuple[str, Answer]]:
         """Wait some seconds for answers; those that are there, by the question's id."""
         raise NotImplementedError
 

@@ -17,7 +17,7 @@ from fedax.sites.service.carry import Away, Caller, pauses
 from fedax.sites.service.certificates import connection_problem, load_secret
 from fedax.sites.service.letters import Letter, Refused, question
 from fedax.sites.service.link import POLL
-from fedax.sites.service.messages import Answer, Question, Talking, opened
+from fedax.sites.service.messages import Answer, SentQuestion, Talking, opened
 from fedax.sites.service.signature import ANSWER, Keys, is_signed
 
 RESUME = "start the run again with --resume"
@@ -43,7 +43,7 @@ class LinkTransport(Talking):
         self._keys = Keys(folder / "nodes")
         self._caller = Caller(address, folder / "ca.pem", lambda: load_secret(folder))
         self._secret = lambda: load_secret(folder)
-        self._waiting: dict[str, Question] = {}
+        self._waiting: dict[str, SentQuestion] = {}
         self._answers: dict[str, Answer] = {}
         self._news = threading.Condition()
         self._has: dict[str, bool] = {}  # answers that have come: whether they are here wholly
@@ -64,10 +64,8 @@ class LinkTransport(Talking):
         until, announced = time.monotonic() + _OTHERS, False
         while not self._patiently(self._enter):
             if time.monotonic() >= until:
-                way_out = "wait for its end, or use a link of its own"
-                raise NodeError(
-                    f"another run is under way at {self._link}, and nodes do one thing at a time: {way_out}"
-                )
+                hint = "wait for its end, or use a link of its own"
+                raise NodeError(f"another run is under way at {self._link}, and nodes do one thing at a time: {hint}")
             if not announced:
                 say(f"another run is under way at {self._caller.address}: waiting up to {_OTHERS:g} s")
                 announced = True
@@ -114,7 +112,7 @@ class LinkTransport(Talking):
         return listed
 
     def send(
-        self, questions: Sequence[Question], timeout: float, waiting: dict[str, Question]
+        self, questions: Sequence[SentQuestion], timeout: float, waiting: dict[str, SentQuestion]
     ) -> list[tuple[int, Answer]]:
         """Bring questions to the link, as of :class:`Talking`."""
         shared: dict[bytes, bytes] = {}  # equal parts are one object
@@ -127,7 +125,7 @@ class LinkTransport(Talking):
             self.forget(id)
         return [(waiting.pop(id).node, Failure(why, True)) for id, why in refused.items() if id in asked]
 
-    def look(self, waiting: Mapping[str, Question], seconds: float) -> Sequence[tuple[str, Answer]]:
+    def look(self, waiting: Mapping[str, SentQuestion], seconds: float) -> Sequence[tuple[str, Answer]]:
         """The answers that are there, as of :class:`Talking`.
 
         Raises:

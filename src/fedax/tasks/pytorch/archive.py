@@ -176,8 +176,8 @@ def _graph(module: Any, tensors: Mapping[str, np.ndarray]) -> Graph:
     for spec in signature["output_specs"]:
         ((kind, given),) = spec.items()
         if kind != "user_output":
-            way_out = "fedax keeps buffers constant: call module.eval() before the export, or do without"
-            raise ConfigError("outputs", kind, way_out)
+            hint = "fedax keeps buffers constant: call module.eval() before the export, or do without"
+            raise ConfigError("outputs", kind, hint)
         outputs.append(_argument(given["arg"]))
     nodes = _nodes(graph["nodes"], "")
     nodes, results = functional(nodes, {*leaves, *(given.name for given in inputs)}, tuple(outputs))

@@ -19,8 +19,8 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        way_out = "is not installed: pip install 'fedax[torch]'. fedax.tasks.from_export reads a .pt2 file without it"
-        raise ConfigError("torch", None, way_out) from error
+        hint = "is not installed: pip install 'fedax[torch]'. fedax.tasks.from_export reads a .pt2 file without it"
+        raise ConfigError("torch", None, hint) from error
     return torch
 
 
@@ -51,8 +51,8 @@ def exported(module: Any, example: Any) -> bytes:
         raise
     except Exception as error:  # torch raises errors of many kinds
         detail = " ".join(str(error).split())[:500]
-        way_out = f"torch.export cannot export it for any number of examples: {type(error).__name__}: {detail}"
-        raise ConfigError("module", type(module).__name__, way_out) from error
+        hint = f"torch.export cannot export it for any number of examples: {type(error).__name__}: {detail}"
+        raise ConfigError("module", type(module).__name__, hint) from error
     finally:
         for layer, training in modes.items():
             layer.training = training

@@ -81,11 +81,11 @@ class Graph:
             raise ConfigError("graph", "inputs", "two of them have the same name")
         for node in self.nodes:
             if (operator := find(node.target)) is None:
-                way_out = (
+                hint = (
                     "fedax has no such operator; docs/tasks.md lists those that it has. Write this part of the "
                     "module with them, or the model in JAX"
                 )
-                raise ConfigError("operator", node.target, at(node, way_out))
+                raise ConfigError("operator", node.target, at(node, hint))
             if (wrong := operator.misfit(node.arguments)) is not None:
                 raise ConfigError("operator", node.target, at(node, wrong))
             missing(node.arguments, known, node)
@@ -203,15 +203,15 @@ def functional(nodes: Sequence[Node], leaves: set[str], outputs: tuple[Any, ...]
         operator = find(node.target)
         target = next(refs(arguments.get("self", ())), None)
         if operator is None and (functional_target := _without_underscore(node.target)) and target is not None:
-            way_out = "write it without changing a tensor in place"
+            hint = "write it without changing a tensor in place"
             if target in leaves:
                 what = "it changes a parameter, buffer or input, which fedax keeps constant; BatchNorm in training "
-                raise ConfigError("operator", node.target, at(node, f"{what}does so: call module.eval(), or {way_out}"))
+                raise ConfigError("operator", node.target, at(node, f"{what}does so: call module.eval(), or {hint}"))
             mark = shares.get(target)
             for name, other in shares.items():
                 if other == mark and mark is not None and same.get(name, name) != target and last.get(name, -1) > i:
                     what = f"{name!r} has the same numbers as what is changed, and is used later"
-                    raise ConfigError("operator", node.target, at(node, f"{what}; {way_out}"))
+                    raise ConfigError("operator", node.target, at(node, f"{what}; {hint}"))
             for name in names(node.outputs):
                 same[name] = target
                 if name in last:

@@ -237,17 +237,17 @@ def make_task(model: TorchModel, loss: Loss, inputs: Sequence[str] | None, name:
         raise ConfigError("inputs", inputs, f"give the columns for the module's {len(taken)} arguments: {names}")
     for given in taken:
         if not given.shape or given.shape[0] is not None:
-            way_out = (
+            hint = (
                 "the export is for this number of examples alone: export with "
                 "dynamic_shapes=({0: torch.export.Dim('batch')},), an entry for each argument"
             )
-            raise ConfigError(f"input {given.name!r}", given.shape, way_out)
+            raise ConfigError(f"input {given.name!r}", given.shape, hint)
     if not model.parameters:
         raise ConfigError("module", name, "it has no parameters with requires_grad, so nothing can be learned")
     tensors = [shape for shape in model.graph.shapes if shape is not None]
     if isinstance(loss, str) and len(tensors) != 1:
-        way_out = "give a function, loss(outputs, batch) -> [b]; outputs is a tuple of all of them"
-        raise ConfigError("loss", loss, f"it is for modules of one output, this has {len(tensors)}: {way_out}")
+        hint = "give a function, loss(outputs, batch) -> [b]; outputs is a tuple of all of them"
+        raise ConfigError("loss", loss, f"it is for modules of one output, this has {len(tensors)}: {hint}")
     made = _Losses(model, loss, tuple(inputs), tensors[0] if len(tensors) == 1 else None)
     kinds = {"cross_entropy": "classification", "binary_cross_entropy": "classification", "mse": "regression"}
     kind: Any = kinds[loss] if isinstance(loss, str) else None
@@ -279,8 +279,8 @@ class _Losses:
         }[kind]
         if not fits or shape[0] is not None:
             shown = ", ".join("b" if axis == 0 else str(n or "any") for axis, n in enumerate(shape))
-            way_out = "cross_entropy is for outputs [b, C] with C > 1, binary_cross_entropy for [b], [b, 1] or [b, k]"
-            raise ConfigError("loss", kind, f"the module's output is [{shown}]; {way_out}")
+            hint = "cross_entropy is for outputs [b, C] with C > 1, binary_cross_entropy for [b], [b, 1] or [b, k]"
+            raise ConfigError("loss", kind, f"the module's output is [{shown}]; {hint}")
 
     @once
     def _answer(self, params: Any, batch: Any, key: Any) -> Any:

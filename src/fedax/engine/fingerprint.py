@@ -44,7 +44,7 @@ _SAMPLES = 256  # blocks of a memory-mapped array that are looked at
 _SAMPLE = 2**16  # bytes of each
 
 
-def identity(
+def fingerprint(
     options: Options,
     hyper: Tree,
     task: Task,
@@ -77,7 +77,7 @@ def identity(
     }
     for name, each in OPTIONS.items():
         value = value_of(options, name)
-        if each.option.identity == "always" or (each.option.identity and value is not None):
+        if each.option.fingerprint == "always" or (each.option.fingerprint and value is not None):
             key = name.rpartition(".")[2]
             texts |= {key: value} if isinstance(value, str) else _texts(key, value)
     texts |= {f"task.metrics[{name!r}]": _without_addresses(repr(each)) for name, each in task.whole_metrics.items()}
@@ -116,7 +116,7 @@ def differences(was: Mapping[str, Unknown], now: Mapping[str, str], same_version
     """The entries in which two runs differ.
 
     Args:
-        was, now: each an :func:`identity`, or a part of one.
+        was, now: each an :func:`fingerprint`, or a part of one.
         same_versions: whether programs can be compared; else a warning says that they are not.
 
     Example:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.engine import identity
+from fedax.engine import fingerprint
 from fedax.engine.make import make_job
 from fedax.errors import CheckpointError
 
@@ -95,14 +95,16 @@ def made(lr=0.05, task=TASK, data=DATA, method=None, **options):
 def test_another_problem_differs(name):
     message, field, one, other = CHANGES[name]
     was, now = made(**{field: one}), made(**{field: other})
-    assert identity.differences(was, made(**{field: one}), True) == []
-    assert re.search(message.replace("[", r"\[").replace("]", r"\]"), "; ".join(identity.differences(was, now, True)))
+    assert fingerprint.differences(was, made(**{field: one}), True) == []
+    assert re.search(
+        message.replace("[", r"\[").replace("]", r"\]"), "; ".join(fingerprint.differences(was, now, True))
+    )
 
 
 def test_a_part_of_ones_own_of_which_the_body_changes():
     was = made(participation=own(1.0))
-    assert identity.differences(was, made(participation=own(1.0)), True) == []
-    (result,) = identity.differences(was, made(participation=own(2.0)), True)
+    assert fingerprint.differences(was, made(participation=own(1.0)), True) == []
+    (result,) = fingerprint.differences(was, made(participation=own(2.0)), True)
     assert result.startswith("program of a round was")
 
 
@@ -127,17 +129,17 @@ def test_files_are_told_by_size_time_and_samples(tmp_path, monkeypatch):
     rows = np.arange(40_000.0).reshape(20_000, 2)
     federated = fedax.FederatedData({"x": rows, "y": np.zeros(20_000)}, [10_000, 10_000])
     federated.save(tmp_path / "data")
-    monkeypatch.setattr(identity, "_SAMPLE", 16)
-    monkeypatch.setattr(identity, "_SAMPLES", 8)
+    monkeypatch.setattr(fingerprint, "_SAMPLE", 16)
+    monkeypatch.setattr(fingerprint, "_SAMPLES", 8)
     task = fedax.tasks.linear_regression(2)
     in_memory, was = made(task=task, data=federated), made(task=task, data=fedax.FederatedData.open(tmp_path / "data"))
     assert "sampled" not in in_memory["data['x']"] and was["data['x']"].endswith(" (sampled)")
-    assert identity.FILES not in in_memory and "160128 bytes of 20" in was[identity.FILES]
+    assert fingerprint.FILES not in in_memory and "160128 bytes of 20" in was[fingerprint.FILES]
     file = tmp_path / "data" / "examples" / "x.npy"
     seconds = file.stat().st_mtime_ns
 
     def now():
-        return identity.differences(was, made(task=task, data=fedax.FederatedData.open(tmp_path / "data")), True)
+        return fingerprint.differences(was, made(task=task, data=fedax.FederatedData.open(tmp_path / "data")), True)
 
     assert now() == []
     mapped = np.load(file, mmap_mode="r+")
@@ -155,8 +157,8 @@ def test_files_are_told_by_size_time_and_samples(tmp_path, monkeypatch):
 def test_programs_of_other_versions_are_not_compared():
     was = {"seed": "0", "program of a round": "ab"}
     with pytest.warns(UserWarning, match="another version of JAX or fedax"):
-        assert identity.differences(was, was | {"program of a round": "cd"}, False) == []
-    assert identity.differences(was, was | {"seed": "1"}, False) == ["seed was 0, is 1"]
+        assert fingerprint.differences(was, was | {"program of a round": "cd"}, False) == []
+    assert fingerprint.differences(was, was | {"seed": "1"}, False) == ["seed was 0, is 1"]
 
 
 def everything():
@@ -169,7 +171,7 @@ def everything():
 
 
 def test_it_is_the_same_in_another_process_and_on_other_devices():
-    script = "import json; from tests.engine.test_identity import everything; print(json.dumps(everything()))"
+    script = "import json; from tests.engine.test_fingerprint import everything; print(json.dumps(everything()))"
     number = "1" if len(jax.devices()) > 1 else "2"
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": number, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT / "src")}
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
