@@ -41,12 +41,13 @@ jax.config.update("jax_traceback_in_locations_limit", 0)  # source locations of 
 
 # Tracing and collecting tests make so many objects that the garbage collector took a twentieth of the time.
 gc.set_threshold(50_000, 10, 10)
+gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """What is there stays: the garbage collector need not look at it again."""
-    gc.collect()
+    """What is there stays: the garbage collector need not look at it."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
