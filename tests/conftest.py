@@ -22,7 +22,7 @@ os.environ.setdefault(
 # Where Python may not keep its bytecode, each process that a test starts compiles JAX's sources, for seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A shared cache, so that workers and the processes that tests start do not compile the same programs again.
+# A shared cache, so that the processes that tests start do not compile the same programs again.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled = tempfile.mkdtemp(prefix="fedax-tests-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
@@ -32,6 +32,8 @@ import jax
 import pytest
 from jaxtyping import config
 
+# Here writing programs takes longer than compiling the few that another test has too.
+jax.config.update("jax_enable_compilation_cache", False)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; small runs take one
 jax.config.update("jax_traceback_in_locations_limit", 0)  # source locations of operations are not needed
@@ -39,12 +41,13 @@ jax.config.update("jax_traceback_in_locations_limit", 0)  # source locations of 
 
 # Tracing and collecting tests make so many objects that the garbage collector took a twentieth of the time.
 gc.set_threshold(50_000, 10, 10)
+gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """What is there stays: the garbage collector need not look at it again."""
-    gc.collect()
+    """What is there stays: the garbage collector need not look at it."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
