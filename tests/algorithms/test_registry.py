@@ -388,7 +388,7 @@ def test_a_refusal_has_the_name_that_the_paper_has(name, called):
 
 
 @pytest.mark.parametrize(
-    "name, field, way_out",
+    "name, field, hint",
     [
         ("led", "b", "1/max"),
         *((name, "probability", "1/max") for name in ("scaffnew", "compressed-scaffnew", "locodl")),

@@ -56,7 +56,7 @@ def test_good_input_gets_as_far_as_the_run():
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
-    ("field", "values", "way_out"),
+    ("field", "values", "hint"),
     [
         ("algorithm", ["fedavg", None, fedax.FedAvg, fedax.SGD(0.1)], "fedax.create"),
         ("task", ["mlp", None, TASK.loss], "fedax.Task"),

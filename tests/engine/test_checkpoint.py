@@ -277,7 +277,7 @@ def test_they_come_by_time(tmp_path, monkeypatch):
             made.append(saved.done)
             super().save(saved)
 
-    monkeypatch.setattr("fedax.engine.simulate.Keeper", Watched)
+    monkeypatch.setattr("fedax.engine.simulate.Checkpointer", Watched)
     kept = fedax.Checkpoints(tmp_path, minutes=2, keep=1)
     fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=18, evaluate_every=18, checkpoint=kept)
     assert made == [4, 8, 12, 16, 18]

@@ -321,7 +321,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(
-    ("config", "field", "way_out"), BAD, ids=[f"{field}-{i}" for i, (_, field, _) in enumerate(BAD)]
+    ("config", "field", "hint"), BAD, ids=[f"{field}-{i}" for i, (_, field, _) in enumerate(BAD)]
 )
 def test_bad_input_names_the_field_and_the_way_out(config, field, hint):
     with pytest.raises(fedax.DataError if field == "clock: nowhere.csv" else fedax.ConfigError) as caught:
@@ -406,7 +406,7 @@ def test_another_partition_drops_the_parameters_of_the_former():
 
 
 @pytest.mark.parametrize(
-    ("setting", "way_out"),
+    ("setting", "hint"),
     [
         ("run.rounds", "section.key=value"),
         ("=3", "section.key=value"),

@@ -415,7 +415,7 @@ def record(column="test_accuracy", **values):
 
 def part_with(*pairs, labels=(), **given):
     section = studies.PartSection(name="one", recipe="x", claims=[list(pair) for pair in pairs], **given)
-    return studies.Part(section, {"run": {"seeds": 3}, "methods": [{"label": label} for label in labels]})
+    return studies.StudyPart(section, {"run": {"seeds": 3}, "methods": [{"label": label} for label in labels]})
 
 
 def test_claims_are_tested_over_the_seeds_that_both_have():
@@ -452,7 +452,7 @@ def test_one_seed_tells_nothing():
     assert claim.gap == pytest.approx(0.8)
     assert (claim.result, math.isnan(claim.p), verdict([claim])) == ("not told", True, "cannot be told")
     assert "One seed" in studies.design(
-        studies.Part(part_with(("a", "b")).section, {"run": {"seeds": 1}, "methods": [{"label": "a"}, {"label": "b"}]})
+        studies.StudyPart(part_with(("a", "b")).section, {"run": {"seeds": 1}, "methods": [{"label": "a"}, {"label": "b"}]})
     )
 
 
