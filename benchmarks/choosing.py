@@ -30,7 +30,7 @@ from fedax.experiments import Record, build, execute, new_folder, read
 from fedax.experiments.chance import gap_of
 from fedax.experiments.diagnosis import diagnose_run, verdict
 from fedax.experiments.runs import MethodRun, finite
-from fedax.experiments.study import Part, Study, read_study, record_of, results_of
+from fedax.experiments.study import Study, StudyPart, read_study, record_of, results_of
 from fedax.experiments.summary import LEVEL, holm, problems
 from fedax.figures import Drawing, colour, marker
 from fedax.theory.diagnostics import MATERIAL
@@ -67,7 +67,7 @@ EXPECTED = {
 
 
 def halves(names: Sequence[str]) -> dict[str, str]:
-    """Part -> ``"rule"`` or ``"held out"``: in turns, in an order shuffled with seed 0.
+    """StudyPart -> ``"rule"`` or ``"held out"``: in turns, in an order shuffled with seed 0.
 
     Example:
         >>> sorted(halves(list("abcd")).values())
@@ -89,7 +89,7 @@ def scores(record: Record, column: str) -> dict[str, list[float | None]]:
     }
 
 
-def scores_at_equal_gradients(study: Study, part: Part, problem: Table) -> list[float | None]:
+def scores_at_equal_gradients(study: Study, part: StudyPart, problem: Table) -> list[float | None]:
     """[seeds] Mime's test loss when it has taken as many gradients as FedAvg in the end; it is trained so long again.
 
     As FedAvg's it is the mean of evaluations over the last fifth of these gradients, or the last one before it.
@@ -107,7 +107,7 @@ def scores_at_equal_gradients(study: Study, part: Part, problem: Table) -> list[
     return scores
 
 
-def trained(study: Study, part: Part, label: str, point: Table, rounds: int, every: int) -> list[MethodRun]:
+def trained(study: Study, part: StudyPart, label: str, point: Table, rounds: int, every: int) -> list[MethodRun]:
     """The runs of a method of a part at its point with the study's seeds, of so many rounds, in the order of seeds."""
     config = copy.deepcopy(study.run(part, label, 0, point).config)
     config["run"] |= {"rounds": rounds, "evaluate_every": every, "seeds": part.config["run"]["seeds"]}
@@ -123,7 +123,7 @@ def _gradients(record: Record, label: str) -> float:
     return float(np.mean([run.history["gradients"][-1] for run in record.runs if run.label == label]))
 
 
-def measure(study: Study, part: Part, folder: pathlib.Path) -> Table | None:
+def measure(study: Study, part: StudyPart, folder: pathlib.Path) -> Table | None:
     """All that is asked of one part; ``None`` where results are missing.
 
     The methods that somebody in a hurry compares are trained again at their chosen settings, on the study's seeds, as
@@ -167,7 +167,7 @@ def measure(study: Study, part: Part, folder: pathlib.Path) -> Table | None:
     }
 
 
-def diagnosed(study: Study, part: Part, points: dict[str, Table], rounds: int | None = None) -> tuple[Table, str]:
+def diagnosed(study: Study, part: StudyPart, points: dict[str, Table], rounds: int | None = None) -> tuple[Table, str]:
     """Run methods of a part at their points, and diagnose them: label -> its table; and the verdict on all.
 
     With ``rounds`` it is what ``fedax diagnose`` does with a configuration: so many rounds with the first seed.
@@ -826,7 +826,7 @@ def gain(problem: Table, label: str) -> float:
 
 
 def measured() -> dict[str, Table]:
-    """Part -> what was measured of it."""
+    """StudyPart -> what was measured of it."""
     result: dict[str, Table] = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
     return {name: result[name] for name in names() if name in result}
 

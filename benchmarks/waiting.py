@@ -21,7 +21,7 @@ import numpy as np
 import fedax
 from fedax.experiments import build
 from fedax.experiments.statistics import interval
-from fedax.experiments.study import Part, Study, read_study, record_of, results_of
+from fedax.experiments.study import Study, StudyPart, read_study, record_of, results_of
 from fedax.figures import Drawing, colour, marker
 
 Table = dict[str, Any]
@@ -73,7 +73,7 @@ class Cell(NamedTuple):
 
 def read_cells(study: Study, folder: Path) -> list[Cell]:
     """All methods that have all their seeds."""
-    runs: dict[tuple[str, str], dict[str, tuple[Part, list[Any]]]] = {}
+    runs: dict[tuple[str, str], dict[str, tuple[StudyPart, list[Any]]]] = {}
     for part in study.parts.values():
         problem, clock, kind = part.name.split("-", 2)
         record = record_of(study, part, folder)

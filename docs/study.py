@@ -25,7 +25,7 @@ from fedax.experiments.config.sections import seeds_of
 from fedax.experiments.plots import series
 from fedax.experiments.pooled import LEAST_METHODS
 from fedax.experiments.runs import Record
-from fedax.experiments.study import Claim, Part, Study
+from fedax.experiments.study import Claim, Study, StudyPart
 from fedax.experiments.summary import Method, ProblemResults, problems, short
 from fedax.figures import Drawing, curves
 from fedax.figures.drawing import style
@@ -83,7 +83,7 @@ def said(study: Study, name: str, part: str) -> str:
     return f"{effect}{studies.verdict(found)}{scope}"
 
 
-def _asked(part: Part) -> int:
+def _asked(part: StudyPart) -> int:
     """How many runs a part has, of all methods with all seeds."""
     return len(part.labels) * len(seeds_of("run.seeds", part.config["run"].get("seeds", 1)))
 
@@ -116,7 +116,7 @@ def block(study: Study, name: str, part: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _design(part: Part, record: Record, column: str) -> str:
+def _design(part: StudyPart, record: Record, column: str) -> str:
     """What the design can tell, which is known before the runs; and what the runs say of its unit."""
     text = f"**Design.** {studies.design(part)}"
     pool = studies.pool(part, record)
@@ -131,7 +131,7 @@ def _design(part: Part, record: Record, column: str) -> str:
     return f"{text}, without {those} more: {', '.join(pool.apart)}."
 
 
-def _methods(study: Study, part: Part, record: Record, problem: ProblemResults, column: str) -> list[str]:
+def _methods(study: Study, part: StudyPart, record: Record, problem: ProblemResults, column: str) -> list[str]:
     """A row for each method, the best first."""
     known = describe(column)
     others = [each for each in ("test_accuracy", "test_loss", "train_loss") if each in record.runs[0].history]
@@ -184,7 +184,7 @@ def _settings(point: dict[str, object]) -> str:
     return ", ".join(f"{name.removesuffix('.value')} {short(value)}" for name, value in point.items()) or "as printed"
 
 
-def _tests(found: list[Claim], column: str, part: Part) -> list[str]:
+def _tests(found: list[Claim], column: str, part: StudyPart) -> list[str]:
     counted = studies.fair(part, found)
     rows = [["claimed", "better by", "95 % interval", "error", "p, corrected", "beyond chance"]]
     for claim in found:

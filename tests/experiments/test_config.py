@@ -320,9 +320,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("config", "field", "hint"), BAD, ids=[f"{field}-{i}" for i, (_, field, _) in enumerate(BAD)]
-)
+@pytest.mark.parametrize(("config", "field", "hint"), BAD, ids=[f"{field}-{i}" for i, (_, field, _) in enumerate(BAD)])
 def test_bad_input_names_the_field_and_the_way_out(config, field, hint):
     with pytest.raises(fedax.DataError if field == "clock: nowhere.csv" else fedax.ConfigError) as caught:
         build(config)

@@ -452,7 +452,9 @@ def test_one_seed_tells_nothing():
     assert claim.gap == pytest.approx(0.8)
     assert (claim.result, math.isnan(claim.p), verdict([claim])) == ("not told", True, "cannot be told")
     assert "One seed" in studies.design(
-        studies.StudyPart(part_with(("a", "b")).section, {"run": {"seeds": 1}, "methods": [{"label": "a"}, {"label": "b"}]})
+        studies.StudyPart(
+            part_with(("a", "b")).section, {"run": {"seeds": 1}, "methods": [{"label": "a"}, {"label": "b"}]}
+        )
     )
 
 
