@@ -88,3 +88,9 @@ def test_lines_of_prose_are_short(page):
     prose = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     lines = [line for line in prose.splitlines() if not line.startswith("|") and " " in line.strip("-* ")]
     assert [line for line in lines if len(line) > 120] == []
+
+
+def test_the_list_for_tools_names_every_guide():
+    named = set(re.findall(r"\]\(([^)]+)\)", (ROOT / "llms.txt").read_text(encoding="utf-8")))
+    guides = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - {"docs/references.md"}
+    assert guides <= named and all((ROOT / path).is_file() for path in named)
