@@ -1,20 +1,10 @@
 """Checks that every method of fedax passes, and the user's own methods should; run on small problems."""
 
-import contextlib
-import dataclasses
-import functools
-import inspect
-import itertools
-import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from fedax.conformance.clients import (
     check_chunks,
@@ -37,26 +27,8 @@ from fedax.conformance.code import (
 )
 from fedax.conformance.problem import Fails, NotPromised, TestProblem
 from fedax.conformance.runs import check_costs, check_memory, check_optimum, check_resume, check_sweep
-from fedax.contract.algorithm import Algorithm, Exchange
-from fedax.contract.compression import decoded
-from fedax.contract.vector import Vector
-from fedax.data.federated import FederatedData
-from fedax.engine.devices import Place
-from fedax.engine.fingerprint import digest
-from fedax.engine.footprint import footprints
-from fedax.engine.history import Run
-from fedax.engine.job import Job
-from fedax.engine.make import make_job
-from fedax.engine.places.device import one_round, prepare
-from fedax.engine.simulate import simulate
-from fedax.engine.sweep import sweep
+from fedax.contract.algorithm import Algorithm
 from fedax.errors import ConfigError, FedaxError, unknown
-from fedax.federation.participation import Cohort, Full, Participation, Uniform
-from fedax.federation.work import Steps, Work
-from fedax.progress import show_progress
-from fedax.tasks.linear import quadratic
-from fedax.tasks.task import Task
-from fedax.wire.sums import is_change, without_marks
 
 
 class Check(NamedTuple):
