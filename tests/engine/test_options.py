@@ -124,7 +124,7 @@ def test_nodes_are_told_of_the_wire_and_of_what_else_they_do():
 def test_a_wrong_call_says_what_is_wrong():
     with pytest.raises(TypeError, match=r"simulate\(\): .*keyword argument 'secur'"):
         fedax.simulate(METHOD, TASK, DATA, rounds=3, secur=None)
-    with pytest.raises(fedax.ConfigError, match=r"rounds = None: .*give sweep\(.*R ≥ 0"):
+    with pytest.raises(TypeError, match=r"sweep\(\): missing .*'rounds'"):
         fedax.sweep(lambda: METHOD, [{}], TASK, DATA)
     with pytest.raises(fedax.ConfigError, match=r"seed = 3: sweep has .*seeds="):
         fedax.sweep(lambda: METHOD, [{}], TASK, DATA, rounds=3, seed=3)

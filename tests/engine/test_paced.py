@@ -138,13 +138,13 @@ def test_who_starts_after_a_grace_has_the_model_of_its_end(name, pace, grace, se
     rng = np.random.default_rng(seed)
     nodes = here.sites(DATA, [[4], [3, 0], [2, 1]])
     at = transport(monkeypatch, nodes, lambda number, message: SLOW[number] * rng.uniform(0.5, 2.0))
-    asked, begin = [], paced.LiveSchedule._begin
+    asked, begin = [], paced.LiveEventQueue._begin
 
-    def noted(self: paced.LiveSchedule, job: int, client: int, now: float) -> None:
+    def noted(self: paced.LiveEventQueue, job: int, client: int, now: float) -> None:
         asked.append(at.now > now + 1e-6)
         begin(self, job, client, now)
 
-    monkeypatch.setattr(paced.LiveSchedule, "_begin", noted)
+    monkeypatch.setattr(paced.LiveEventQueue, "_begin", noted)
     got = run(method, at, tmp_path, pace=pace)
     alike(got, replayed(method, tmp_path, pace=pace))
     assert sum(asked) >= 3  # of those who start it is known later than they start

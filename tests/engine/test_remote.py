@@ -310,9 +310,9 @@ def test_an_answer_that_is_none(how, kind):
 
 
 @pytest.mark.parametrize("tally", [[1], "ab", [1, -1], [1, 2**31], [True, 1], [1.0, 1], None, {"a": 1, "b": 2}])
-def test_an_answer_that_counts_nonsense(counters):
+def test_an_answer_that_counts_nonsense(tally):
     with pytest.raises(fedax.NodeError, match=r"^clients '3', '0': the answer counts"):
-        run(FEDAVG, spy=spoiled(heads(counters=counters)), rounds=1)
+        run(FEDAVG, spy=spoiled(heads(tally=tally)), rounds=1)
 
 
 @pytest.mark.parametrize("name", ["agreement", "stage", "round", "exchange", "told"])

@@ -383,7 +383,7 @@ def test_answers_that_are_none():
     for kind, change, text in [
         ("exchange", short, r"\['masked'\] is uint8\[\d+\], expected uint8"),
         ("exchange", head(to="7"), "is to another question"),
-        ("exchange", head(counters=[-1, 0]), "counts"),
+        ("exchange", head(tally=[-1, 0]), "counts"),
         ("offer", head(offer=None), "its masks are none"),
         ("offer", head(offer=offer | {"public": "AAAA"}), "its masks are none"),
         ("offer", head(offer=offer | {"shares": {"1": ""}}), "its masks are none"),

@@ -157,7 +157,7 @@ def test_calls_are_bounded_by_the_pace(whole, monkeypatch):
                 now[0] += 0.25 * (stop - start)
             return super().advance(state, start, stop)
 
-    monkeypatch.setattr(simulate, "Alone", Watched)
+    monkeypatch.setattr(simulate, "SingleRun", Watched)
     monkeypatch.setattr(drive.time, "perf_counter", lambda: now[0])
     result = run(rounds=20, evaluate_every=20)
     assert calls == [1, 8, 8, 3]  # two seconds each, once the pace is known

@@ -126,7 +126,7 @@ def test_cohorts_and_steps_are_those_of_the_rounds(participation, work):
 def test_of_one_client_time_is_the_sum_of_the_costs(name):
     """One client waits for nobody: all that it computes and sends is on the way of the clock.
 
-    Of the programs of the rounds only the counters is compiled.
+    Of the programs of the rounds only the counters are compiled.
     """
     clock = fedax.Clock(step=1.0, up=1 / 1024, down=1 / 2**20)
     options = {"rounds": 3, "batch_size": 2, "work": fedax.Steps(2), "clock": clock}
