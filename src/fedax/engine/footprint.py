@@ -102,12 +102,15 @@ class _TracedClient:
         self.method, self.memory = method, memory
         self.sent: list[Array] = []
         self.totals = {"warmup": Footprint(), "cohort": Footprint(), "one": Footprint()}
-        self._task = Task(lambda key: jnp.zeros(_SIZE), lambda params, batch, key: batch["z"] @ params)
+        answer = lambda params, batch: batch["z"] @ params  # noqa: E731
+        self._task = Task(
+            lambda key: jnp.zeros(_SIZE), lambda params, batch, key: answer(params, batch), outputs=answer
+        )
 
     def answer(self, request: Request) -> Response:
         key, exchange = jax.random.key(0), request.exchange
         oracle = _SecondBranchOracle(
-            self._task, {"z": jnp.zeros((4, _SIZE))}, offset=0, size=4, max_size=4, batch_size=1, epochs=False,
+            self._task, {"z": jnp.zeros((4, _SIZE)), "y": jnp.zeros(4)}, offset=0, size=4, max_size=4, batch_size=1, epochs=False,
             steps=3, round=1, start=3, key=key, round_key=key, client=jnp.int32(0), num_clients=3,
         )  # fmt: skip
         download = (exchange.download or self.method.download)(request.server)
