@@ -208,6 +208,38 @@ def test_each_fault_is_found_by_the_check_that_is_for_it(fault):
     assert any(part in report[name].found for part in messages.split("|")), report
 
 
+class Distilling(fedax.Algorithm):
+    """Asks for losses, outputs and the gradient of a loss of its own."""
+
+    lr: Any
+    q: Any = 0.5
+
+    def init(self, x):
+        return x
+
+    def model(self, server):
+        return server
+
+    def client(self, x, memory, oracle):
+        before = oracle.full_loss(x)
+
+        def step(y, k):
+            teacher = oracle.outputs(x, k)
+            near = lambda outputs, batch: (outputs - batch["y"]) ** 2 + 0.3 * (outputs - teacher) ** 2  # noqa: E731
+            return y - self.lr * oracle.value_and_grad(y, k, loss=near)[1]
+
+        return before**self.q * (fedax.local_steps(step, x, oracle) - x), memory
+
+    def server(self, x, mean, round):
+        return x + mean / round.total
+
+
+def test_a_method_that_asks_for_losses_and_outputs_holds_everything():
+    found = fedax.check(Distilling(lr=0.1))
+    assert found.passed, found
+    assert "gradients counted and computed" in found["costs"].found
+
+
 def test_the_right_ones_hold_everything():
     report = fedax.check(Control())
     assert report.passed and len(report.checks) > 15, report

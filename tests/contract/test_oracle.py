@@ -219,3 +219,78 @@ def test_a_branch_inside_the_local_loop_is_refused():
 
     with pytest.raises(fedax.ConfigError, match=r"raised TypeError: oracle\.cond"):
         oracle_answers(ask, (), TASK, DATA)
+
+
+# Models have one row of numbers for each example, y_i · id is what they answer: a minibatch is seen in what it answers.
+ROWS = np.random.default_rng(0).normal(size=(TOTAL, 2))
+ANSWERING = fedax.Task(
+    lambda key: jnp.asarray(ROWS, jnp.float32),
+    lambda w, batch, key: 0.5 * jnp.sum((w[batch["id"]] - 1.0) ** 2, axis=1),
+    outputs=lambda w, batch: w[batch["id"]],
+)
+
+
+def own_loss(outputs, batch):
+    return jnp.sum(jnp.abs(outputs), axis=1) * (batch["id"] % 3)
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_losses_outputs_and_examples_are_those_of_the_gradient(batch_size):
+    """Of each minibatch: which examples it has, by the gradient's share of each; the rest is computed from these."""
+    width = batch_size or int(SIZES.max())
+
+    def ask(x, oracle):
+        seen = oracle.batch(2)["id"]
+        same = oracle.outputs(x, 2) - x.tree[seen]
+        value, gradient = oracle.value_and_grad(x, 2)
+        own, mine = oracle.value_and_grad(x, 2, own_loss)
+        found = [value, oracle.loss(x, 2), own, oracle.loss(x, 2, own_loss), jnp.abs(same).max()]
+        apart = gradient.tree - oracle.grad(x, 2).tree, mine.tree - oracle.grad(x, 2, own_loss).tree
+        found += [jnp.abs(each).max() for each in apart]
+        share = gradient.tree[:, 0] / (x.tree[:, 0] - 1.0)
+        return jnp.concatenate([jnp.stack(found), share, mine.tree.ravel(), seen.astype(float)])
+
+    answers, run = oracle_answers(ask, (7 + 3 * TOTAL + width,), ANSWERING, DATA, batch_size=batch_size)
+    for i, answer in enumerate(answers.astype(float)):
+        (value, again, own, own_again, outputs, *apart), rest = answer[:7], answer[7:]
+        share, mine, seen = rest[:TOTAL], rest[TOTAL : 3 * TOTAL].reshape(TOTAL, 2), rest[3 * TOTAL :].astype(int)
+        if batch_size:
+            np.testing.assert_allclose(np.bincount(seen, minlength=TOTAL) / batch_size, share, atol=1e-5)
+        else:
+            np.testing.assert_allclose(share, OWN[i] / SIZES[i], atol=1e-5)
+        assert OWN[i][seen].all()
+        np.testing.assert_allclose(value, share @ (0.5 * np.sum((ROWS - 1.0) ** 2, axis=1)), rtol=1e-4)
+        np.testing.assert_allclose(own, share @ (np.abs(ROWS).sum(axis=1) * (np.arange(TOTAL) % 3)), rtol=1e-4)
+        np.testing.assert_allclose(mine, share[:, None] * np.sign(ROWS) * (np.arange(TOTAL) % 3)[:, None], atol=1e-4)
+        assert (again, own_again, outputs, *apart) == pytest.approx((value, own, 0, 0, 0), rel=1e-6)
+    # Four gradients, and three forward passes, which count as one.
+    assert run.history["gradients"].tolist() == [0, 5 * N]
+
+
+@pytest.mark.parametrize("batch_size", [4, 400, None])
+def test_the_full_loss_is_over_all_own_examples(batch_size):
+    answers, run = oracle_answers(lambda x, oracle: oracle.full_loss(x), (), ANSWERING, DATA, batch_size=batch_size)
+    each = 0.5 * np.sum((ROWS - 1.0) ** 2, axis=1)
+    np.testing.assert_allclose(answers, OWN @ each / SIZES, rtol=1e-4)
+    assert run.history["gradients"].tolist() == [0, np.ceil(passes(batch_size) / 3).sum()]
+
+
+def test_forward_passes_in_local_steps_and_branches_are_counted():
+    def ask(x, oracle):
+        y = fedax.local_steps(lambda y, k: y * (1 + 0 * oracle.loss(y, k)), x, oracle)
+        taken = oracle.cond(oracle.round % 2 == 0, lambda z: z * oracle.full_loss(z), lambda z: z, y)
+        return taken.tree[0, 0]
+
+    options = {"rounds": 2, "evaluate_every": 1, "work": UNEQUAL, "batch_size": 4}
+    _, run = oracle_answers(ask, (), ANSWERING, DATA, **options)
+    counts = [np.ceil((TAUS + passes(4)) / 3).sum(), np.ceil(TAUS / 3).sum()]
+    assert np.diff(run.history["gradients"]).tolist() == counts
+
+
+def test_what_the_oracle_cannot_give_is_an_error_that_says_what_there_is():
+    with pytest.raises(fedax.ConfigError, match=r"task\.outputs = None: .*outputs=fn"):
+        oracle_answers(lambda x, oracle: oracle.outputs(x), (1, 1), TASK, DATA)
+    with pytest.raises(fedax.ConfigError, match=r"loss returned .*one number an example"):
+        oracle_answers(lambda x, o: o.loss(x, 0, lambda out, batch: out), (), ANSWERING, DATA, batch_size=4)
+    with pytest.raises(fedax.ConfigError, match=r"no 'gradient'; it has: .*full_grad, full_loss, grad,"):
+        oracle_answers(lambda x, oracle: oracle.gradient(x), (), TASK, DATA)

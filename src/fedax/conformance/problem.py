@@ -69,11 +69,19 @@ def zeros(kind: Any, key: Any) -> Any:
     return {"w": jnp.zeros(3, kind), "b": jnp.zeros((), kind)}
 
 
-def loss(params: Any, batch: Any, key: Any) -> Any:
-    return 0.5 * (batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2
+def least_squares(predicted: Callable[[Any], Any] = lambda outputs: outputs) -> Task:
+    """The task; ``predicted`` is applied to what the model predicts, wherever that is used."""
+
+    def outputs(params: Any, batch: Any) -> Any:
+        return predicted(batch["x"] @ params["w"] + params["b"])
+
+    def loss(params: Any, batch: Any, key: Any) -> Any:
+        return 0.5 * (outputs(params, batch) - batch["y"]) ** 2
+
+    return Task(functools.partial(zeros, None), loss, name="least squares", outputs=outputs, kind="regression")
 
 
-TASK = Task(functools.partial(zeros, None), loss, name="least squares")
+TASK = least_squares()
 START = {"w": np.array([1.0, -2.0, 0.5]), "b": np.array(0.3)}
 
 

@@ -43,7 +43,7 @@ def local_steps(step: Callable[[Tree, Tree], Tree], start: Tree, oracle: Oracle)
     end = _repeat(body, start, oracle.steps)
     if body.calls.loops:
         raise TypeError("a local step runs no loop over local steps itself")
-    oracle.add(step_batches=body.calls.batches, step_passes=body.calls.passes, loops=1)
+    oracle.add(*body.calls.of_step._replace(loops=1))
     return end
 
 
@@ -58,7 +58,7 @@ def phases(phase: Callable[[Tree, Tree], Tree], start: Tree, number: Number, ora
     """
     body = CountedFunction(oracle, phase)
     end = _repeat(body, start, number)
-    oracle.add(*(number * calls for calls in body.calls))
+    oracle.add(*(number * calls for calls in body.calls.fields))
     return end
 
 

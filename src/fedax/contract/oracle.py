@@ -1,5 +1,6 @@
 """Oracle: what a client may ask of its own data."""
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,18 +10,22 @@ import jax.numpy as jnp
 
 from fedax.contract.indices import independent, shuffled
 from fedax.contract.types import Array, Number, Tree, Unknown
-from fedax.contract.vector import Vector, zeros_like
-from fedax.errors import ConfigError
+from fedax.contract.vector import Vector, spelled, zeros_like
+from fedax.errors import CodeError, ConfigError, call, place_of
 from fedax.tasks.task import Task
 
+Loss = Callable[[Array, Tree], Array]  # of the outputs and examples of a batch, one number an example
+
+_OF_GRADIENTS = 5  # the fields of OracleCalls that are of gradients and loops
 _BLOCK = 256  # rows that a full gradient takes at a time
 
 
 class Oracle:
-    """One client's data, seen through gradients, in one exchange of one round.
+    """One client's data, seen through gradients, losses and outputs, in one exchange of one round.
 
-    Made by the engine; a method receives it in ``client``. The gradients are means over examples. Asking twice with
-    the same ``k`` gives the same minibatch, which variance reduction needs; each exchange has its own minibatches.
+    Made by the engine; a method receives it in ``client``. Gradients and losses are means over examples. Asking twice
+    with the same ``k`` gives the same minibatch, which variance reduction needs; each exchange has its own minibatches.
+    A loss or outputs are a forward pass, which counts as a third of a gradient.
 
     Attributes:
         steps: τ_i, the local steps of this client in this round: a Python int where all clients take the same number,
@@ -69,15 +74,74 @@ class Oracle:
         """The global step of local step ``k``, for schedules: r·K + k."""
         return self._start + k
 
-    def grad(self, y: Vector, k: Number = 0) -> Vector:
+    def __getattr__(self, name: str) -> Unknown:
+        there = [each for each in dir(type(self)) if not each.startswith("_")] + ["steps", "round", "key", "round_key"]
+        listed = ", ".join(sorted({*there, "client", "num_clients"}))
+        raise AttributeError(f"an oracle has no {name!r}; it has: {listed}", name=name, obj=self)
+
+    def grad(self, y: Vector, k: Number = 0, loss: Loss | None = None) -> Vector:
         """∇ of the mean loss over this client's k-th minibatch of the exchange, k = 0, 1, ….
 
         With ``batch_size=None`` the minibatch is all of the client's data.
+
+        Args:
+            y: the model.
+            k: which minibatch.
+            loss: another loss, ``loss(outputs, batch) -> [b]``, of the task's outputs for the minibatch; it may close
+                over other vectors and other models' :meth:`outputs`. Default: the task's.
+
+        Raises:
+            ConfigError: another loss, and the task has no ``outputs``.
+            CodeError: a loss that does not return one number an example.
         """
+        if loss is not None:
+            return self.value_and_grad(y, k, loss)[1]
         self.add(batches=1)
+        return self._gradient(y, *self._batch(k), k)
+
+    def value_and_grad(self, y: Vector, k: Number = 0, loss: Loss | None = None) -> tuple[Array, Vector]:
+        """The mean loss and its gradient in one pass, counted as one gradient; arguments as of :meth:`grad`."""
+        self.add(batches=1)
+        batch, weights = self._batch(k)
+        value, gradient = jax.value_and_grad(self._objective(batch, weights, k, loss))(y.tree)
+        return value, Vector(gradient)
+
+    def loss(self, y: Vector, k: Number = 0, loss: Loss | None = None) -> Array:
+        """The mean loss over the k-th minibatch, whose gradient is :meth:`grad`; counted as a forward pass."""
+        self.add(forwards=1)
+        batch, weights = self._batch(k)
+        return self._objective(batch, weights, k, loss)(y.tree)
+
+    def full_loss(self, y: Vector) -> Array:
+        """F_i(y) over all of the client's examples; counted as n_i / batch_size forward passes, rounded up."""
         if self._batch_size is None:
-            return self._gradient(y, *self._all, k)
-        return self._gradient(y, *self._minibatch(k), k)
+            return self.loss(y)
+        self.add(forward_passes=1)
+        block = min(self._max_size, max(_BLOCK, self._batch_size))
+
+        def add(i: Number, total: Array) -> Array:
+            return total + self._objective(*self._rows(i * block + jnp.arange(block)), i, None)(y.tree)
+
+        zero = jax.eval_shape(add, jnp.int32(0), jnp.zeros(()))
+        total: Array = jax.lax.fori_loop(0, -(-self._size // block), add, jnp.zeros((), zero.dtype))
+        return total
+
+    def outputs(self, y: Vector, k: Number = 0) -> Array:
+        """What the model answers for the k-th minibatch, [b, …], without the noise of training; a forward pass.
+
+        Raises:
+            ConfigError: the task has no ``outputs``.
+        """
+        self.add(forwards=1)
+        return self._outputs(y.tree, self._batch(k)[0])
+
+    def batch(self, k: Number = 0) -> Tree:
+        """The examples of the k-th minibatch, leaves [b, …]; nothing is counted.
+
+        With ``batch_size=None`` these are as many rows as the largest client has. Those beyond this client's own are
+        copies, which count as 0 in means of the oracle.
+        """
+        return self._batch(k)[0]
 
     def grad_batches(self, y: Vector, b: Number) -> Vector:
         """The mean of ``grad(y, k)`` over the minibatches k = 0 … b − 1; ``b`` is a Python int ≥ 1, or ``steps``."""
@@ -116,8 +180,8 @@ class Oracle:
         """
         branches = [CountedFunction(self, yes), CountedFunction(self, no)]
         out = jax.lax.cond(pred, *branches, operand)
-        taken = (jnp.where(pred, a, b) for a, b in zip(branches[0].calls, branches[1].calls, strict=True))
-        self.add(*taken)
+        one, other = (branch.calls for branch in branches)
+        self.add(*(jnp.where(pred, a, b) for a, b in itertools.zip_longest(one.fields, other.fields, fillvalue=0)))
         return out
 
     def equal_steps(self, field: str, hint: str) -> int:
@@ -143,6 +207,38 @@ class Oracle:
     def add(self, *more: Number, **named: Number) -> None:
         """Count more calls, by the fields of :class:`OracleCalls`."""
         self.asked = OracleCalls(*map(operator.add, self.asked, OracleCalls(*more, **named)))
+
+    def _batch(self, k: Number) -> tuple[Tree, Tree]:
+        """The k-th minibatch, and the weights of its examples."""
+        return self._all if self._batch_size is None else self._minibatch(k)
+
+    def _outputs(self, params: Tree, batch: Tree) -> Array:
+        if self._task.outputs is None:
+            hint = "the method asks for the model's outputs: give the task outputs=fn(params, batch)"
+            raise ConfigError("task.outputs", None, hint)
+        found: Array = self._task.outputs(params, batch)
+        return found
+
+    def _objective(self, batch: Tree, weights: Array, k: Number, loss: Loss | None) -> Callable[[Tree], Array]:
+        """The weighted sum of the losses of a batch, of a model's parameters."""
+
+        def losses(params: Tree) -> Array:
+            if loss is None:
+                own: Array = self._task.loss(params, batch, jax.random.fold_in(self.key, k))
+                return own
+            found: Array = call("loss", "loss(outputs, batch) -> [b]", loss, self._outputs(params, batch), batch)
+            b = jax.tree.leaves(batch)[0].shape[:1]
+            if getattr(found, "shape", None) != b:
+                what, hint = f"returned {spelled(found)}", f"return one number an example, here {list(b)}"
+                raise CodeError("loss", what, hint, place_of(loss))
+            return found
+
+        def objective(params: Tree) -> Array:
+            each = losses(params)
+            total: Array = jnp.sum(each * jnp.asarray(weights, each.dtype))
+            return total
+
+        return objective
 
     def _minibatch(self, k: Number) -> tuple[Tree, Tree]:
         """The k-th batch: B independent draws, or the next B of an endless stream of permutations, one an epoch."""
@@ -173,6 +269,7 @@ class OracleCalls(NamedTuple):
         passes: gradients over all of the client's data.
         step_batches, step_passes: those of one local step, to be multiplied by τ_i.
         loops: loops over local steps.
+        forwards, forward_passes, step_forwards, step_forward_passes: the same of forward passes.
     """
 
     batches: Number = 0
@@ -180,12 +277,50 @@ class OracleCalls(NamedTuple):
     step_batches: Number = 0
     step_passes: Number = 0
     loops: Number = 0
+    forwards: Number = 0
+    forward_passes: Number = 0
+    step_forwards: Number = 0
+    step_forward_passes: Number = 0
 
     def gradients(self, steps: Number, size: Number, batch_size: int | None) -> Number:
-        """How many minibatch gradients they are, of a client with ``size`` examples that takes so many ``steps``."""
+        """How many minibatch gradients they are, of a client with ``size`` examples that takes so many ``steps``.
+
+        Three forward passes are one gradient, rounded up: a gradient is a forward pass, and a backward pass of twice
+        the work.
+        """
         per_pass = -(-size // (batch_size or size))
         in_steps = self.step_batches + self.step_passes * per_pass
-        return self.batches + self.passes * per_pass + in_steps * steps
+        gradients = self.batches + self.passes * per_pass + in_steps * steps
+        if not self.has_forwards:
+            return gradients
+        forwards_in_steps = self.step_forwards + self.step_forward_passes * per_pass
+        forwards = self.forwards + self.forward_passes * per_pass + forwards_in_steps * steps
+        return gradients - (-forwards // 3)
+
+    @property
+    def has_forwards(self) -> bool:
+        """Whether there may be forward passes."""
+        return not all(isinstance(number, int) and number == 0 for number in self[_OF_GRADIENTS:])
+
+    @property
+    def fields(self) -> tuple[Number, ...]:
+        """The numbers, without those of forward passes where there are none."""
+        return tuple(self) if self.has_forwards else tuple(self[:_OF_GRADIENTS])
+
+    @property
+    def without_forwards(self) -> "OracleCalls":
+        """The gradients and loops alone."""
+        return OracleCalls(*self[:_OF_GRADIENTS])
+
+    @property
+    def of_step(self) -> "OracleCalls":
+        """The calls in one local step as those of each of τ_i steps."""
+        return OracleCalls(
+            step_batches=self.batches,
+            step_passes=self.passes,
+            step_forwards=self.forwards,
+            step_forward_passes=self.forward_passes,
+        )
 
 
 class CountedFunction:

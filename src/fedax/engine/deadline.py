@@ -71,11 +71,18 @@ def _steps(
         assert form.asked is not None
         always = form.asked.gradients(0, sizes, batch_size)
         fixed = fixed + clock.durations(numbers, ids, always, form.down, form.up)
-        each = each + (form.asked.gradients(1, sizes, batch_size) - always)
+        each = each + (form.asked.gradients(3, sizes, batch_size) - always) / 3  # three forward passes are a gradient
     each = each * clock.of("step", numbers, ids)
     if not each.min() > 0:
         raise ConfigError("work.time", time, "a local step takes no time by the clock; give the clock its step")
     steps = np.maximum(np.floor((time - fixed) / each * (1 + 1e-12)), 0)
+    if any(form.asked is not None and form.asked.has_forwards for form in forms):
+        spent = np.zeros(steps.shape)  # forward passes are rounded up to gradients
+        for form in forms:
+            assert form.asked is not None
+            gradients = form.asked.gradients(steps, sizes, batch_size)
+            spent = spent + clock.durations(numbers, ids, gradients, form.down, form.up)
+        steps = np.maximum(steps - (spent > time * (1 + 1e-12)), 0)
     if steps.max() > MOST:
         raise ConfigError("work.time", time, f"a client would take {steps.max():.3g} steps, and takes at most {MOST}")
     found: np.ndarray = steps.astype(np.int64 if numbers.ndim == 0 else np.int32)

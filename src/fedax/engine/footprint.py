@@ -95,6 +95,10 @@ def _trace(method: Algorithm, x: Vector) -> Footprints:
     return Footprints(**place.totals, memory=_amount(jax.tree.leaves(memory)))
 
 
+def _answer(params: Array, batch: dict[str, Array]) -> Array:
+    return batch["z"] @ params
+
+
 class _TracedClient:
     """A place with one client, which records what is sent and computed."""
 
@@ -102,13 +106,13 @@ class _TracedClient:
         self.method, self.memory = method, memory
         self.sent: list[Array] = []
         self.totals = {"warmup": Footprint(), "cohort": Footprint(), "one": Footprint()}
-        self._task = Task(lambda key: jnp.zeros(_SIZE), lambda params, batch, key: batch["z"] @ params)
+        self._task = Task(lambda key: jnp.zeros(_SIZE), lambda *given: _answer(*given[:2]), outputs=_answer)
 
     def answer(self, request: Request) -> Response:
         key, exchange = jax.random.key(0), request.exchange
         oracle = _SecondBranchOracle(
-            self._task, {"z": jnp.zeros((4, _SIZE))}, offset=0, size=4, max_size=4, batch_size=1, epochs=False,
-            steps=3, round=1, start=3, key=key, round_key=key, client=jnp.int32(0), num_clients=3,
+            self._task, {"z": jnp.zeros((4, _SIZE)), "y": jnp.zeros(4)}, offset=0, size=4, max_size=4, batch_size=1,
+            epochs=False, steps=3, round=1, start=3, key=key, round_key=key, client=jnp.int32(0), num_clients=3,
         )  # fmt: skip
         download = (exchange.download or self.method.download)(request.server)
         upload, self.memory = exchange.client(download, self.memory, oracle)
