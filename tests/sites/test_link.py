@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from fedax.sites.protocol.messages import Failure, Message, packed, unpacked
 from fedax.sites.protocol.roster import private_key
 from fedax.sites.service import carry, certificates, link, processes, transport
 from fedax.sites.service import node as nodes
-from fedax.sites.service.letters import Letter
 from fedax.sites.service.signature import number_of
 from tests import long
 from tests.processes import options
@@ -428,6 +427,37 @@ def test_behind_a_proxy_that_ends_tls(network: Network, tmp_path: Path) -> None:
             (network.link / "nodes" / "far.pub").unlink()
 
 
+def test_a_proxy_that_forges(network: Network, tmp_path: Path) -> None:
+    """What it makes of a link's answers is no message; the node asks again, and works once."""
+    link.prepare(proxys := tmp_path / "proxy", ["127.0.0.1"])
+    ca = tmp_path / "ca.pem"
+    ca.write_text(network.ca.read_text() + (proxys / "ca.pem").read_text().partition("-----BEGIN PUBLIC KEY")[0])
+    forged, content = list[bytes](), np.random.default_rng(0).bytes(3 << 20)
+    words = {b'"letters"': b'"lettuce"', b"until": b"untie", b'"have"': b'"hate"', content[:9]: b"x" * 9}
+
+    def forge(piece: bytes) -> bytes:
+        for word in [word for word in words if word in piece and forged.count(word) < 2]:
+            forged.append(word)
+            piece = piece.replace(word, words[word])
+        return piece
+
+    network.commands["n1"].terminate()
+    assert network.commands.pop("n1").wait(SOON) == 0
+    told = network.output("n1").count("this is node")
+    try:
+        with ending_tls(proxys, network, forge) as (address, _), network.connect() as made:
+            command, node = network.start_node("n1", link=address, ca=ca), network.number("n1")
+            wait_for(lambda: node in made.nodes() and network.output("n1").count("this is node") > told)
+            reply = answers(made, {node: Message({}, content)})[node]
+            assert isinstance(reply, Message), reply
+            assert reply.tensors == content and reply.head["calls"] == 1  # the worker was asked once
+            assert sorted(forged) == sorted([*words] * 2) and command.poll() is None
+            command.terminate()
+            assert command.wait(SOON) == 0
+    finally:
+        network.start_node("n1")
+
+
 def test_a_question_that_the_run_has_not_signed_is_not_answered(network: Network) -> None:
     """As a proxy that ends TLS, or a link in other hands, could make one."""
     with network.connect() as made:
@@ -461,8 +491,7 @@ def test_an_answer_that_the_node_has_not_signed_is_not_taken(network: Network) -
             thread = threading.Thread(target=lambda: came.extend(made.ask({node: Message({})}, SOON)))
             thread.start()
             table, _ = caller.call("/question", {"has": [], "seconds": 20})
-            letter = Letter.read(table["letters"][0])
-            caller.call("/answer", {"letter": letter.answered(other(), [b"{}"]).sent}, [b"{}"])
+            caller.call("/answer", {"letter": table["letters"][0].answered(other(), [b"{}"]).sent}, [b"{}"])
             thread.join()
         assert came == [(node, Failure("the answer is not signed by the node", False))]
     finally:
@@ -488,8 +517,10 @@ def test_a_greeting_of_another_is_none(network: Network, tmp_path: Path) -> None
 
 
 @contextlib.contextmanager
-def ending_tls(folder: Path, network: Network) -> Iterator[tuple[str, list[bytes]]]:
-    """A proxy with a certificate of its own; its address, and what it sees."""
+def ending_tls(
+    folder: Path, network: Network, forge: Callable[[bytes], bytes] = bytes
+) -> Iterator[tuple[str, list[bytes]]]:
+    """A proxy with a certificate of its own, which may change what the link sends; its address, and what it sees."""
     front = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     front.load_cert_chain(folder / "server.pem", folder / "server.key")
     back, seen = ssl.create_default_context(cafile=str(network.ca)), list[bytes]()
@@ -498,7 +529,7 @@ def ending_tls(folder: Path, network: Network) -> Iterator[tuple[str, list[bytes
         with contextlib.suppress(OSError):
             while piece := one.recv(1 << 16):
                 seen.append(piece)
-                other.sendall(piece)
+                other.sendall(piece if one.server_side else forge(piece))
         end(one, other)
 
     with proxied(network.port, carry, front, back) as address:

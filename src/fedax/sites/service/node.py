@@ -223,8 +223,8 @@ class _Node:
                 table, parts = self._caller.call("/question", asks, seconds=POLL + 15)
                 self._reached()
                 waits = pauses()
-                for given in table["letters"]:
-                    self._take(Letter.read(given), parts)
+                for letter in table["letters"]:
+                    self._take(letter, parts)
             except Away as away:
                 self._note_missing(f"the link at {self.link} cannot be reached ({away})", self.wait)
                 self.over.wait(next(waits))

@@ -184,9 +184,8 @@ class LinkTransport(Talking):
                 for id in got:
                     self._has.pop(id, None)
                 self._note_here(table["here"])
-                for given in table["letters"]:
-                    with contextlib.suppress(ValueError):  # a link of fedax has none that cannot be read
-                        self._take(Letter.read(given), parts)
+                for letter in table["letters"]:
+                    self._take(letter, parts)
                 if self._caller.start != self._start:  # the link was started anew, and has no question
                     self._start = self._caller.start
                     self._has.clear()
@@ -234,9 +233,9 @@ class LinkTransport(Talking):
 
     # ---- the link
 
-    def _note_here(self, here: object) -> None:
+    def _note_here(self, here: list[Any]) -> None:
         known = self._keys.look()
-        self._here = time.monotonic(), sorted(each for each in here if each in known) if isinstance(here, list) else []
+        self._here = time.monotonic(), [number for number in sorted(known) if number in here]
 
     def _patiently(self, call: Callable[[], Any]) -> Any:
         """What a call to the link gives, which may be gone for a while.
