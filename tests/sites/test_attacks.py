@@ -18,7 +18,7 @@ pytest.importorskip("starlette", reason="needs pip install 'fedax[deploy]'")
 
 from fedax.sites.service import carry, link, mailbox, messages, signature
 from fedax.sites.service.connections import Limits, Listener
-from fedax.sites.service.letters import Letter, packed, unpacked
+from fedax.sites.service.letters import Letter, Part, packed, unpacked
 from fedax.sites.service.processes import free_port
 from tests import in_full
 
@@ -349,6 +349,22 @@ def test_answers_are_not_held_back(tmp_path: Path) -> None:
 def test_a_head_without_end_is_ended_by_its_size(tmp_path: Path) -> None:
     with serving(tmp_path / "link", FAST._replace(head=60.0)) as (port, _):
         assert dribble(port, b"GET / HTTP/1.1\r\nx: ", b"y" * 10_000) < 30
+
+
+def test_an_answer_that_is_not_read_is_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else a node whose machine is gone would be there for as long as its connection is."""
+    fast = FAST._replace(rate=1e6)
+    with serving(tmp_path / "link", fast) as (port, bench), socket.create_connection(("127.0.0.1", port)) as made:
+        letter, parts = bench.letter("a")
+        letter = letter._replace(parts=(letter.parts[0], Part(digest := "0" * 64, 16 * MB)))
+        bench.link.box.exchanges[letter.id] = mailbox.Exchange(letter, [*parts, bytes(16 * MB)])
+        _, target, headers, _ = bench.request("a", f"/parts/{digest}?at=0", method="GET")
+        made.sendall(f"GET {target} HTTP/1.1\r\nhost: a\r\nauthorization: {headers['authorization']}\r\n\r\n".encode())
+        party, deadline = bench.link.box.parties[bench.number("a")], time.monotonic() + 20
+        while not party.last or party.open or bench.listener.open:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert "Traceback" not in caplog.text
 
 
 def test_a_body_that_comes_at_its_rate_is_taken(tmp_path: Path) -> None:

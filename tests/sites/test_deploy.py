@@ -374,7 +374,9 @@ def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
     secrets = {**_secrets(federation.link), **_secrets(federation.folder)}
     only("fedavg")
     before = [federation.commands["link"].pid, *map(federation.worker, places)]
-    command = federation.start_run(out, "--timeout", "15", *FULL, f"--set=run.rounds={ROUNDS}")
+    command = federation.start_run(
+        out, "--timeout", "15", *FULL, f"--set=run.rounds={ROUNDS}", "--set=run.evaluate_every=1"
+    )
 
     def rounds() -> int:
         return max((row["round"] for row in rows_of(out)), default=0)

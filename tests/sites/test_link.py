@@ -46,28 +46,28 @@ class Network:
         self.address, self.link = f"127.0.0.1:{self.port}", folder / "link"
         self.ca = self.link / "ca.pem"
 
-    def start(self, name: str, module: str, *given: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, module: str, *given: str, path: str = PATH) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.txt").open("ab") as output:
             self.commands[name] = subprocess.Popen(
                 [sys.executable, "-u", "-m", module, *given],
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONPATH": PATH},
+                env={**os.environ, "PYTHONPATH": path},
             )
         return self.commands[name]
 
-    def start_link(self) -> None:
+    def start_link(self, path: str = PATH) -> None:
         given = options(folder=self.link, port=self.port, bind="127.0.0.1")
-        self.start("link", "fedax.sites.service.link", *given)
+        self.start("link", "fedax.sites.service.link", *given, path=path)
 
     def of_node(self, name: str, **given: Any) -> dict[str, Any]:
         """The arguments of a node, but for those of its worker."""
         values = {"link": self.address, "ca": self.ca, "key": self.folder / name}
         return {**values, "state": self.folder / f"{name}.state", **given}
 
-    def start_node(self, name: str, **given: Any) -> subprocess.Popen[bytes]:
+    def start_node(self, name: str, path: str = PATH, **given: Any) -> subprocess.Popen[bytes]:
         settings = self.of_node(name, **given) | {"arguments": {"name": name}}
-        return self.start(name, "echo", json.dumps(settings, default=str))
+        return self.start(name, "echo", json.dumps(settings, default=str), path=path)
 
     def number(self, name: str) -> int:
         return int((self.folder / f"{name}.state" / "number").read_text())
@@ -615,6 +615,76 @@ def test_large_messages_over_a_line_that_breaks(network: Network, megabytes: int
         told = network.output("n0").count("this is node")
         network.start_node("n0")
         wait_for(lambda: network.output("n0").count("this is node") > told)
+
+
+@pytest.mark.parametrize(("lives", "megabytes"), [(0.6, 3), pytest.param(20.0, 300, marks=pytest.mark.long)])
+def test_over_a_proxy_that_ends_every_connection_soon(
+    network: Network, monkeypatch: pytest.MonkeyPatch, lives: float, megabytes: int
+) -> None:
+    """Of the node and of the run, also those that wait for an answer, for longer than a link may be away."""
+    monkeypatch.setattr(transport, "_PATIENCE", min(3 * lives, 30.0))
+    ends, content = list[float](), np.random.default_rng(0).bytes(megabytes << 20)
+
+    def carry(one: socket.socket, other: socket.socket) -> None:
+        timer = threading.Timer(lives, end, (one, other))
+        timer.start()
+        with contextlib.suppress(OSError):
+            while piece := one.recv(1 << 16):
+                other.sendall(piece)
+                time.sleep(len(piece) / (8 << 20))
+        ends.append(time.monotonic())
+        timer.cancel()
+        end(one, other)
+
+    network.commands["n0"].terminate()
+    assert network.commands.pop("n0").wait(SOON) == 0
+    told, node = network.output("n0").count("this is node"), network.number("n0")
+    try:
+        with proxied(network.port, carry) as address, transport.connect(address, network.link, say=print) as made:
+            command = network.start_node("n0", link=address)
+            wait_for(lambda: node in made.nodes() and network.output("n0").count("this is node") > told)
+            before = answers(made, {node: Message({})})[node].head["calls"]
+            waits, began = 6 * lives, time.monotonic()
+            reply = answers(made, {node: Message({"do": "sleep", "seconds": waits}, content)}, 3 * SOON)[node]
+            assert isinstance(reply, Message), reply
+            assert reply.tensors == content and reply.head["calls"] == before + 1  # the worker was asked once
+            assert len([each for each in ends if each > began]) >= 8
+            command.terminate()
+            assert command.wait(SOON) == 0
+    finally:
+        kill(network.commands["n0"])
+        told = network.output("n0").count("this is node")
+        network.start_node("n0")
+        wait_for(lambda: network.output("n0").count("this is node") > told)
+
+
+@pytest.mark.parametrize("hours", [-1, pytest.param(1, marks=pytest.mark.long)])
+def test_a_node_and_a_link_whose_clocks_are_an_hour_wrong(network: Network, hours: int) -> None:
+    """First that of the node, then also that of the link, which jumps when it is started again."""
+    (folder := network.folder / "clock").mkdir(exist_ok=True)
+    code = f"import time\n\nright = time.time\ntime.time = lambda: right() + {3600 * hours}\n"
+    (folder / "sitecustomize.py").write_text(code)
+    wrong, told = f"{folder}{os.pathsep}{PATH}", network.output("n0").count("this is node")
+    network.commands["n0"].terminate()
+    assert network.commands.pop("n0").wait(SOON) == 0
+    network.start_node("n0", path=wrong)
+    wait_for(lambda: network.output("n0").count("this is node") > told)
+    try:
+        with network.connect() as made:
+            nodes = {network.number(name): Message({}) for name in ("n0", "n1")}
+            for path, off in ((None, 0), (wrong, 3600 * hours), (PATH, 0)):
+                if path is not None:
+                    kill(network.commands["link"])
+                    network.start_link(path)
+                wait_for(lambda: len(made.nodes()) == 2)
+                replies = answers(made, nodes)
+                assert all(isinstance(each, Message) for each in replies.values()), replies
+                assert abs(made._caller.now() - time.time() - off) < 5
+    finally:
+        network.commands["n0"].terminate()
+        assert network.commands.pop("n0").wait(SOON) == 0
+        network.start_node("n0")
+        wait_for(lambda: network.output("n0").count("this is node") > told + 1)
 
 
 def test_a_clock_that_is_an_hour_wrong(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -292,6 +292,16 @@ class _Endpoint:
     def __init__(self, link: Link, handler: Handler, who: str):
         self._link, self._handler, self._who = link, handler, who
 
+    def _in_time(self, send: Send) -> Send:
+        """To send a response whose every piece has to be taken in time."""
+        limits = self._link.limits
+
+        async def sent(event: Event) -> None:
+            async with asyncio.timeout(limits.body + len(event.get("body", b"")) / limits.rate):
+                await send(event)
+
+        return sent
+
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         stamp, is_run = self._link.signer(request)
@@ -313,7 +323,8 @@ class _Endpoint:
                 if body:
                     table, parts = unpacked(body, len(body) if is_run else _TABLE)
             response = await self._handler(request, party, table, parts)
-            await response(scope, receive, send)
+            with contextlib.suppress(TimeoutError, ClientDisconnect):  # nobody reads it: the connection is ended
+                await response(scope, receive, self._in_time(send))
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise Refused(400, f"this is not as fedax asks: {type(error).__name__}") from error
         finally:

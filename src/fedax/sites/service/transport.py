@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import functools
 import secrets
 import threading
 import time
@@ -179,8 +178,7 @@ class LinkTransport(Talking):
             while not self._over.is_set():
                 got = [id for id, whole in self._has.items() if whole]
                 known = {"has": [*self._has], "got": got, "start": self._start}
-                call = functools.partial(self._caller.call, "/answers", known, seconds=POLL + 15)
-                table, parts = self._patiently(call)
+                table, parts = self._patiently(lambda known=known: self._await(known))
                 for id in got:
                     self._has.pop(id, None)
                 self._note_here(table["here"])
@@ -195,6 +193,13 @@ class LinkTransport(Talking):
                 with self._news:
                     self._failed = error
                     self._news.notify_all()
+
+    def _await(self, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Wait at the link for answers; at the next try, after a failure, it does not wait: a proxy may have cut it."""
+        try:
+            return self._caller.call("/answers", known, seconds=POLL + 15)
+        finally:
+            known["start"] = ""
 
     def _take(self, letter: Letter, parts: dict[str, bytes]) -> None:
         """Look at an answer that has come; a large one is fetched at the same time as others."""
@@ -243,7 +248,7 @@ class LinkTransport(Talking):
         Raises:
             NodeError: it stays away, or refuses.
         """
-        until, waits = time.monotonic() + _PATIENCE, pauses()
+        until, waits = 0.0, pauses()
         while True:
             try:
                 return call()
@@ -254,6 +259,7 @@ class LinkTransport(Talking):
                 }.get(refused.status, f"refused a request (HTTP {refused.status}): {refused}")
                 raise NodeError(f"{self._link} {why}") from refused
             except Away as error:
+                until = until or time.monotonic() + _PATIENCE  # since the first failure: a transfer may take longer
                 if time.monotonic() >= until:
                     raise NodeError(f"{self._link} cannot be reached ({error}); {RESUME}") from error
             self._over.wait(next(waits))
