@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import functools
 import secrets
 import threading
 import time
@@ -178,7 +179,7 @@ class LinkTransport(Talking):
             while not self._over.is_set():
                 got = [id for id, whole in self._has.items() if whole]
                 known = {"has": [*self._has], "got": got, "start": self._start}
-                table, parts = self._patiently(lambda known=known: self._await(known))
+                table, parts = self._patiently(functools.partial(self._await, known))
                 for id in got:
                     self._has.pop(id, None)
                 self._note_here(table["here"])
