@@ -93,9 +93,9 @@ class Federation:
         given = options(link=self.address, folder=self.link, test=self.folder / "test", out=out, nodes=nodes)
         return ["run", str(self.config), *given, *more]
 
-    def start_run(self, out: Path, *more: str) -> subprocess.Popen[bytes]:
+    def start_run(self, out: Path, *more: str, **variables: str) -> subprocess.Popen[bytes]:
         """``fedax deploy run``, whose output is appended to ``run.txt``."""
-        return self.start("run", *self.arguments(out, *more))
+        return self.start("run", *self.arguments(out, *more), **variables)
 
     def output(self, name: str) -> str:
         """What a command printed so far."""
@@ -177,6 +177,16 @@ if "run" in sys.argv and os.environ.get("FEDAX_TEST_DIES"):
 """
 
 
+KNOWN = """
+import sys, types
+
+if "run" in sys.argv:
+    from fedax.engine import secret
+
+    secret.secrets = types.SimpleNamespace(token_bytes=bytes)
+"""
+
+
 def slowed(folder: Path, seconds: float) -> dict[str, str]:
     """The variables of a node whose clients take so many seconds more for a piece of work."""
     return {**_customized(folder / "slowed", SLOWED), "FEDAX_TEST_SECONDS": str(seconds)}
@@ -185,6 +195,11 @@ def slowed(folder: Path, seconds: float) -> dict[str, str]:
 def dying(folder: Path, times: int) -> dict[str, str]:
     """The variables of a run that kills itself when it asks for the so manieth time."""
     return {**_customized(folder / "dying", DYING), "FEDAX_TEST_DIES": str(times)}
+
+
+def known(folder: Path) -> dict[str, str]:
+    """The variables of a private run whose secret is zeros, if it draws it."""
+    return _customized(folder / "known", KNOWN)
 
 
 def _customized(folder: Path, code: str) -> dict[str, str]:

@@ -212,7 +212,8 @@ def test_masked_sums_are_those_of_the_simulation(federation: Federation, only: C
     for name, leaf in other.items():
         np.testing.assert_allclose(one[name], leaf, rtol=0, atol=LAST_BITS, err_msg=name)
     kinds = collections.Counter(line["kind"] for line in federation.log("n0")[before:])
-    assert kinds["offer"] == kinds["exchange"] == kinds["agree"] == kinds["unmask"] == 3
+    assert (kinds["exchange"], kinds["evaluate"]) == (3, 4)  # the first evaluation is of the model before the rounds
+    assert kinds["offer"] == kinds["agree"] == kinds["unmask"] == 3 + 4  # all of them are secure sums
 
 
 @long
@@ -361,7 +362,7 @@ def test_on_this_machine(tmp_path: Path, federation: Federation, only: Callable[
     assert [row["clients"] for row in rows_of(out)] == [0, 3] and (out / "report.html").exists()
 
 
-ROUNDS = 25
+ROUNDS = 150
 
 
 @long
@@ -373,7 +374,9 @@ def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
     secrets = {**_secrets(federation.link), **_secrets(federation.folder)}
     only("fedavg")
     before = [federation.commands["link"].pid, *map(federation.worker, places)]
-    command = federation.start_run(out, "--timeout", "15", *FULL, f"--set=run.rounds={ROUNDS}")
+    command = federation.start_run(
+        out, "--timeout", "15", *FULL, f"--set=run.rounds={ROUNDS}", "--set=run.evaluate_every=1"
+    )
 
     def rounds() -> int:
         return max((row["round"] for row in rows_of(out)), default=0)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from fedax.sites.protocol.messages import Failure, Message, packed, unpacked
 from fedax.sites.protocol.roster import private_key
 from fedax.sites.service import carry, certificates, link, processes, transport
 from fedax.sites.service import node as nodes
-from fedax.sites.service.letters import Letter
 from fedax.sites.service.signature import number_of
 from tests import long
 from tests.processes import options
@@ -47,28 +46,28 @@ class Network:
         self.address, self.link = f"127.0.0.1:{self.port}", folder / "link"
         self.ca = self.link / "ca.pem"
 
-    def start(self, name: str, module: str, *given: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, module: str, *given: str, path: str = PATH) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.txt").open("ab") as output:
             self.commands[name] = subprocess.Popen(
                 [sys.executable, "-u", "-m", module, *given],
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONPATH": PATH},
+                env={**os.environ, "PYTHONPATH": path},
             )
         return self.commands[name]
 
-    def start_link(self) -> None:
+    def start_link(self, path: str = PATH) -> None:
         given = options(folder=self.link, port=self.port, bind="127.0.0.1")
-        self.start("link", "fedax.sites.service.link", *given)
+        self.start("link", "fedax.sites.service.link", *given, path=path)
 
     def of_node(self, name: str, **given: Any) -> dict[str, Any]:
         """The arguments of a node, but for those of its worker."""
         values = {"link": self.address, "ca": self.ca, "key": self.folder / name}
         return {**values, "state": self.folder / f"{name}.state", **given}
 
-    def start_node(self, name: str, **given: Any) -> subprocess.Popen[bytes]:
+    def start_node(self, name: str, path: str = PATH, **given: Any) -> subprocess.Popen[bytes]:
         settings = self.of_node(name, **given) | {"arguments": {"name": name}}
-        return self.start(name, "echo", json.dumps(settings, default=str))
+        return self.start(name, "echo", json.dumps(settings, default=str), path=path)
 
     def number(self, name: str) -> int:
         return int((self.folder / f"{name}.state" / "number").read_text())
@@ -428,6 +427,37 @@ def test_behind_a_proxy_that_ends_tls(network: Network, tmp_path: Path) -> None:
             (network.link / "nodes" / "far.pub").unlink()
 
 
+def test_a_proxy_that_forges(network: Network, tmp_path: Path) -> None:
+    """What it makes of a link's answers is no message; the node asks again, and works once."""
+    link.prepare(proxys := tmp_path / "proxy", ["127.0.0.1"])
+    ca = tmp_path / "ca.pem"
+    ca.write_text(network.ca.read_text() + (proxys / "ca.pem").read_text().partition("-----BEGIN PUBLIC KEY")[0])
+    forged, content = list[bytes](), np.random.default_rng(0).bytes(3 << 20)
+    words = {b'"letters"': b'"lettuce"', b"until": b"untie", b'"have"': b'"hate"', content[:9]: b"x" * 9}
+
+    def forge(piece: bytes) -> bytes:
+        for word in [word for word in words if word in piece and forged.count(word) < 2]:
+            forged.append(word)
+            piece = piece.replace(word, words[word])
+        return piece
+
+    network.commands["n1"].terminate()
+    assert network.commands.pop("n1").wait(SOON) == 0
+    told = network.output("n1").count("this is node")
+    try:
+        with ending_tls(proxys, network, forge) as (address, _), network.connect() as made:
+            command, node = network.start_node("n1", link=address, ca=ca), network.number("n1")
+            wait_for(lambda: node in made.nodes() and network.output("n1").count("this is node") > told)
+            reply = answers(made, {node: Message({}, content)})[node]
+            assert isinstance(reply, Message), reply
+            assert reply.tensors == content and reply.head["calls"] == 1  # the worker was asked once
+            assert sorted(forged) == sorted([*words] * 2) and command.poll() is None
+            command.terminate()
+            assert command.wait(SOON) == 0
+    finally:
+        network.start_node("n1")
+
+
 def test_a_question_that_the_run_has_not_signed_is_not_answered(network: Network) -> None:
     """As a proxy that ends TLS, or a link in other hands, could make one."""
     with network.connect() as made:
@@ -461,8 +491,7 @@ def test_an_answer_that_the_node_has_not_signed_is_not_taken(network: Network) -
             thread = threading.Thread(target=lambda: came.extend(made.ask({node: Message({})}, SOON)))
             thread.start()
             table, _ = caller.call("/question", {"has": [], "seconds": 20})
-            letter = Letter.read(table["letters"][0])
-            caller.call("/answer", {"letter": letter.answered(other(), [b"{}"]).sent}, [b"{}"])
+            caller.call("/answer", {"letter": table["letters"][0].answered(other(), [b"{}"]).sent}, [b"{}"])
             thread.join()
         assert came == [(node, Failure("the answer is not signed by the node", False))]
     finally:
@@ -488,8 +517,10 @@ def test_a_greeting_of_another_is_none(network: Network, tmp_path: Path) -> None
 
 
 @contextlib.contextmanager
-def ending_tls(folder: Path, network: Network) -> Iterator[tuple[str, list[bytes]]]:
-    """A proxy with a certificate of its own; its address, and what it sees."""
+def ending_tls(
+    folder: Path, network: Network, forge: Callable[[bytes], bytes] = bytes
+) -> Iterator[tuple[str, list[bytes]]]:
+    """A proxy with a certificate of its own, which may change what the link sends; its address, and what it sees."""
     front = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     front.load_cert_chain(folder / "server.pem", folder / "server.key")
     back, seen = ssl.create_default_context(cafile=str(network.ca)), list[bytes]()
@@ -498,7 +529,7 @@ def ending_tls(folder: Path, network: Network) -> Iterator[tuple[str, list[bytes
         with contextlib.suppress(OSError):
             while piece := one.recv(1 << 16):
                 seen.append(piece)
-                other.sendall(piece)
+                other.sendall(piece if one.server_side else forge(piece))
         end(one, other)
 
     with proxied(network.port, carry, front, back) as address:
@@ -584,6 +615,76 @@ def test_large_messages_over_a_line_that_breaks(network: Network, megabytes: int
         told = network.output("n0").count("this is node")
         network.start_node("n0")
         wait_for(lambda: network.output("n0").count("this is node") > told)
+
+
+@pytest.mark.parametrize(("lives", "megabytes"), [(0.6, 3), pytest.param(20.0, 200, marks=pytest.mark.long)])
+def test_over_a_proxy_that_ends_every_connection_soon(
+    network: Network, monkeypatch: pytest.MonkeyPatch, lives: float, megabytes: int
+) -> None:
+    """Of the node and of the run, also those that wait for an answer, for longer than a link may be away."""
+    monkeypatch.setattr(transport, "_PATIENCE", min(2 * lives, 30.0))
+    ends, content = list[float](), np.random.default_rng(0).bytes(megabytes << 20)
+
+    def carry(one: socket.socket, other: socket.socket) -> None:
+        timer = threading.Timer(lives, end, (one, other))
+        timer.start()
+        with contextlib.suppress(OSError):
+            while piece := one.recv(1 << 16):
+                other.sendall(piece)
+                time.sleep(len(piece) / (8 << 20))
+        ends.append(time.monotonic())
+        timer.cancel()
+        end(one, other)
+
+    network.commands["n0"].terminate()
+    assert network.commands.pop("n0").wait(SOON) == 0
+    told, node = network.output("n0").count("this is node"), network.number("n0")
+    try:
+        with proxied(network.port, carry) as address, transport.connect(address, network.link, say=print) as made:
+            command = network.start_node("n0", link=address)
+            wait_for(lambda: node in made.nodes() and network.output("n0").count("this is node") > told)
+            before = answers(made, {node: Message({})})[node].head["calls"]
+            waits, began = 4 * lives, time.monotonic()
+            reply = answers(made, {node: Message({"do": "sleep", "seconds": waits}, content)}, 6 * SOON)[node]
+            assert isinstance(reply, Message), reply
+            assert reply.tensors == content and reply.head["calls"] == before + 1  # the worker was asked once
+            assert len([each for each in ends if each > began]) >= 8
+            command.terminate()
+            assert command.wait(SOON) == 0
+    finally:
+        kill(network.commands["n0"])
+        told = network.output("n0").count("this is node")
+        network.start_node("n0")
+        wait_for(lambda: network.output("n0").count("this is node") > told)
+
+
+@pytest.mark.parametrize("hours", [-1, pytest.param(1, marks=pytest.mark.long)])
+def test_a_node_and_a_link_whose_clocks_are_an_hour_wrong(network: Network, hours: int) -> None:
+    """First that of the node, then also that of the link, which jumps when it is started again."""
+    (folder := network.folder / "clock").mkdir(exist_ok=True)
+    code = f"import time\n\nright = time.time\ntime.time = lambda: right() + {3600 * hours}\n"
+    (folder / "sitecustomize.py").write_text(code)
+    wrong, told = f"{folder}{os.pathsep}{PATH}", network.output("n0").count("this is node")
+    network.commands["n0"].terminate()
+    assert network.commands.pop("n0").wait(SOON) == 0
+    network.start_node("n0", path=wrong)
+    wait_for(lambda: network.output("n0").count("this is node") > told)
+    try:
+        with network.connect() as made:
+            nodes = {network.number(name): Message({}) for name in ("n0", "n1")}
+            for path, off in ((None, 0), (wrong, 3600 * hours), (PATH, 0)):
+                if path is not None:
+                    kill(network.commands["link"])
+                    network.start_link(path)
+                wait_for(lambda: len(made.nodes()) == 2)
+                replies = answers(made, nodes)
+                assert all(isinstance(each, Message) for each in replies.values()), replies
+                assert abs(made._caller.now() - time.time() - off) < 5
+    finally:
+        network.commands["n0"].terminate()
+        assert network.commands.pop("n0").wait(SOON) == 0
+        network.start_node("n0")
+        wait_for(lambda: network.output("n0").count("this is node") > told + 1)
 
 
 def test_a_clock_that_is_an_hour_wrong(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:

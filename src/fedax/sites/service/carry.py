@@ -1,6 +1,5 @@
 """Requests to a link: signed, with its time and the name of its start, and continued where a line breaks off."""
 
-import contextlib
 import hashlib
 import json
 import secrets
@@ -16,13 +15,18 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from fedax.errors import NodeError
 from fedax.sites.service.certificates import Trust, by_proxy, connection_problem
 from fedax.sites.service.letters import SMALL, Letter, Part, Refused, packed, unpacked
-from fedax.sites.service.signature import GREETING, is_signed, run_keys, stamped
+from fedax.sites.service.signature import GREETING, RunKeys, is_signed, stamped
 
 _PIECE = 1 << 18  # bytes that are sent at a time
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two tries
 _TRIES = 5  # of a transfer that does not get on
 _EMPTY = hashlib.sha256().hexdigest()
 _SLOW = 60.0  # seconds in which something has to come of a response that has begun
+_MOST = 64 << 20  # bytes of a response, but for those of a large part
+_FORMS: dict[str, dict[str, type]] = {  # what answers hold, by the path
+    "/question": {"letters": list}, "/answers": {"letters": list, "here": list}, "/questions": {"refused": dict},
+    "/nodes": {"nodes": list},
+}  # fmt: skip
 
 
 class Away(Exception):
@@ -45,7 +49,7 @@ class Caller:
     def __init__(self, address: str, ca: Path, key: Callable[[], EllipticCurvePrivateKey]):
         self.address, self.ca, self._key = address, ca, key
         self.process, self.start, self._ahead = secrets.token_hex(16), "", 0.0
-        self._lock, self._runs = threading.Lock(), run_keys(ca)
+        self._lock, self._runs = threading.Lock(), RunKeys(ca)
         trust: Any = Trust(ca)
         self._client = httpx.Client(
             base_url=f"https://{address}", verify=trust, timeout=httpx.Timeout(_SLOW, connect=10)
@@ -61,9 +65,7 @@ class Caller:
 
     def trusts(self, purpose: str, text: str, signature: str) -> bool:
         """Whether the link or a run has signed a text, by the keys that ``ca.pem`` holds now, or held last."""
-        with contextlib.suppress(OSError):  # it is being replaced
-            self._runs = run_keys(self.ca)
-        return any(is_signed(key, purpose, text, signature) for key in self._runs.values())
+        return any(is_signed(key, purpose, text, signature) for key in self._runs.look().values())
 
     def hello(self) -> None:
         """Ask the link for its time and the name of its start, and check that it is the link that answers.
@@ -75,7 +77,7 @@ class Caller:
         stamp = stamped(self._key(), "-", 0.0, _EMPTY)
         began = time.monotonic()
         header = stamp.header(self._key(), "POST /hello")
-        table, _ = _unpacked(self._send("POST", "/hello", b"", {"authorization": header}, 30.0))
+        table, _ = _unpacked(self._send("POST", "/hello", b"", {"authorization": header}, 30.0), {})
         text, signature = str(table.get("text")), str(table.get("signature"))
         about = json.loads(text) if self.trusts(GREETING, text, signature) else {}
         if about.get("nonce") != stamp.nonce:
@@ -87,7 +89,7 @@ class Caller:
     def call(
         self, path: str, table: Mapping[str, Any], parts: Iterable[bytes] = (), seconds: float = 30.0
     ) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What the link answers to a request: JSON, and parts by their digests.
+        """What the link answers to a request: JSON, with its letters read, and parts by their digests.
 
         Args:
             path: what is asked.
@@ -99,7 +101,8 @@ class Caller:
         """
         body = packed(dict(table), parts)
         digest = hashlib.sha256(body).hexdigest()
-        return _unpacked(self._signed("POST", f"{path}?as={self.process}", digest, lambda: body, seconds))
+        came = self._signed("POST", f"{path}?as={self.process}", digest, lambda: body, seconds)
+        return _unpacked(came, _FORMS.get(path, {}))
 
     def upload(self, letter: Letter, contents: Sequence[bytes], there: set[str]) -> dict[str, bytes]:
         """Bring the large parts of a letter to the link; the small ones, which go with the letter, by their digests.
@@ -128,7 +131,7 @@ class Caller:
                 pieces = lambda begin=begin: (bytes(view[k : k + _PIECE]) for k in range(begin, part.size, _PIECE))  # noqa: E731
                 path = f"/parts/{part.digest}?as={self.process}&at={begin}&size={part.size}"
                 sent = self._signed("PUT", path, part.digest, pieces, _SLOW, part.size - begin)
-                have = int(_unpacked(sent)[0]["have"])
+                have = _unpacked(sent, {"have": int})[0]["have"]
             return have == part.size
 
         _onward(step, lambda: have)
@@ -143,7 +146,7 @@ class Caller:
 
         def step() -> bool:
             path = f"/parts/{part.digest}?as={self.process}&at={len(content)}"
-            self._signed("GET", path, _EMPTY, None, _SLOW, into=content)
+            self._signed("GET", path, _EMPTY, None, _SLOW, into=content, most=part.size)
             return len(content) >= part.size
 
         _onward(step, lambda: len(content))
@@ -159,7 +162,7 @@ class Caller:
 
     def _signed(
         self, method: str, path: str, digest: str, body: Callable[[], Any] | None, seconds: float,
-        size: int | None = None, into: bytearray | None = None,
+        size: int | None = None, into: bytearray | None = None, most: int = _MOST,
     ) -> bytes:  # fmt: skip
         """Send a request with a new stamp; once more after a greeting, where the link has been started anew."""
         for again in (False, True):
@@ -172,27 +175,30 @@ class Caller:
             if size is not None:
                 headers["content-length"] = str(size)
             try:
-                return self._send(method, path, body and body(), headers, seconds, into)
+                return self._send(method, path, body and body(), headers, seconds, into, most)
             except Refused as refused:
                 if refused.status != 401 or again:
                     raise
         raise AssertionError
 
     def _send(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str], seconds: float, into: Any = None
-    ) -> bytes:
+        self, method: str, path: str, body: Any, headers: Mapping[str, str], seconds: float,
+        into: bytearray | None = None, most: int = _MOST,
+    ) -> bytes:  # fmt: skip
+        content = bytearray() if into is None else into
         try:
             timeout = httpx.Timeout(_SLOW, connect=10.0, read=seconds)
             with self._client.stream(method, path, content=body, headers=headers, timeout=timeout) as response:
-                if response.status_code >= 500:
-                    raise Away(f"HTTP {response.status_code}: {response.read()[:200].decode(errors='replace')}")
                 if response.status_code != 200:
-                    raise Refused(response.status_code, response.read()[:300].decode(errors="replace"))
-                if into is None:
-                    return response.read()
+                    why = next(response.iter_bytes(300), b"").decode(errors="replace")
+                    if response.status_code >= 500:
+                        raise Away(f"HTTP {response.status_code}: {why}")
+                    raise Refused(response.status_code, why)
                 for piece in response.iter_bytes():
-                    into += piece
-                return b""
+                    if len(content) + len(piece) > most:
+                        raise Away(f"this is no answer of a link: it has more than {most} bytes")
+                    content += piece
+                return bytes(content) if into is None else b""
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
             raise Away(f"{connection_problem(self.address, self.ca) or reason}{by_proxy(self.address)}") from error
@@ -218,9 +224,15 @@ def _onward(step: Callable[[], bool], reached: Callable[[], int]) -> None:
         time.sleep(_FIRST_PAUSE * 2**failed)
 
 
-def _unpacked(body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _unpacked(body: bytes, form: Mapping[str, type]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The JSON of an answer, which holds values of these types under these names, and its parts."""
     try:
-        return unpacked(body)
+        table, parts = unpacked(body)
+        if wrong := [name for name, kind in form.items() if not isinstance(table.get(name), kind)]:
+            raise ValueError(f"it has no {wrong[0]}")
+        if "letters" in form:
+            table["letters"] = [Letter.read(each) for each in table["letters"]]
+        return table, parts
     except ValueError as error:
         raise Away(f"this is no answer of a link: {error}") from error
 

@@ -20,7 +20,7 @@ class Limits(NamedTuple):
         total: simultaneous connections; further ones are closed at once.
         each: the same from one address.
         head: seconds for the handshake and the head of a request, and between two requests.
-        body: seconds for the body of a request, and as many more as it takes at ``rate``.
+        body: seconds for the body of a request or a piece of a response, and as many more as it takes at ``rate``.
         rate: bytes a second.
     """
 

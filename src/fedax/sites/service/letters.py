@@ -77,7 +77,10 @@ class Letter(NamedTuple):
         """
         match given:
             case [str(text), str(signature)] if len(text) + len(signature) <= _LONGEST:
-                about = json.loads(text)
+                try:
+                    about = json.loads(text)
+                except RecursionError:
+                    raise ValueError("no letter: it is nested too deep") from None
             case _:
                 raise ValueError("no letter")
         match about:
@@ -136,14 +139,16 @@ def packed(table: Table, parts: Iterable[bytes] = ()) -> bytes:
     return b"".join([struct.pack("<I", len(head)), head, *parts])
 
 
-def unpacked(body: bytes) -> tuple[Table, dict[str, bytes]]:
-    """The JSON of a body, and the parts behind it by their digests.
+def unpacked(body: bytes, longest: int = 64 << 20) -> tuple[Table, dict[str, bytes]]:
+    """The JSON of a body, of ``longest`` bytes at most, and the parts behind it by their digests.
 
     Raises:
         ValueError: it is of another form.
     """
     try:
         (size,) = struct.unpack_from("<I", body)
+        if size > longest:
+            raise ValueError(f"its JSON has {size} bytes, and {longest} are taken")
         table, at, parts = json.loads(body[4 : 4 + size]), 4 + size, {}
         for length in table["sizes"]:
             content = body[at : at + length] if type(length) is int and length >= 0 else b""

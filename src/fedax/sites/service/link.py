@@ -41,7 +41,7 @@ from fedax.sites.service.connections import Event, Limits, Listener, Receive, Se
 from fedax.sites.service.letters import SMALL, Letter, Part, Refused, packed, unpacked
 from fedax.sites.service.mailbox import RUN, Mailbox
 from fedax.sites.service.processes import command, ending
-from fedax.sites.service.signature import GREETING, REQUEST, Keys, Stamp, is_signed, request_text, run_keys, sign
+from fedax.sites.service.signature import GREETING, REQUEST, Keys, RunKeys, Stamp, is_signed, request_text, sign
 
 POLL = 25.0  # seconds for which a request waits for letters
 _HELLO, _UNKNOWN = "/hello", "the key is not known here"
@@ -52,6 +52,7 @@ _BODIES = {True: 48 << 20, False: 12 << 20}  # bytes of a request's body: of a r
 _TOGETHER = 32 << 20  # bytes of small parts in one response
 _TICK = 0.5  # seconds between looks at keys, certificates and connections
 _HEAD = 16 << 10  # bytes of a request's head
+_TABLE = 64 << 10  # bytes of the JSON in a node's request: millions of small parts would take seconds
 
 Table = dict[str, Any]
 Parts = Mapping[str, bytes]
@@ -75,7 +76,7 @@ class Link:
         self.start, self._began = secrets.token_hex(16), time.time() - time.monotonic()
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
         self.box = Mailbox(room or memory // 2, self.now)
-        self.keys = Keys(folder / "nodes", say)
+        self.keys, self.run_keys = Keys(folder / "nodes", say), RunKeys(folder / "ca.pem")
         self._seen: dict[str, tuple[float, int]] = {}  # nonces -> when they are too old anyway, and whose they are
         self._counts = collections.Counter[int]()
         self.closing, self.looks = False, [self._look]
@@ -105,16 +106,17 @@ class Link:
         except ValueError as error:
             raise Refused(401, "the request is not signed, or not as fedax signs") from error
         known = self.keys.look().get(stamp.number)
-        public = known.key if known else run_keys(self.folder / "ca.pem").get(stamp.number)
+        public = known.key if known else self.run_keys.look().get(stamp.number)
         if public is None:
             raise Refused(403, _UNKNOWN)
-        if request.url.path != _HELLO:  # which asks for the time and the name of this start
+        path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
+        if path != _HELLO:  # which asks for the time and the name of this start
             if stamp.start != self.start:
                 raise Refused(401, "it was signed for another start of the link")
             if not abs(self.now() - stamp.at) < _LATE:
                 raise Refused(401, f"it was signed {self.now() - stamp.at:.0f} s ago")
-        query = f"?{request.url.query}" if request.url.query else ""
-        if not is_signed(public, REQUEST, request_text(text, f"{request.method} {request.url.path}{query}"), signature):
+        target = f"{request.method} {path}{'?' if query else ''}{query}"
+        if not is_signed(public, REQUEST, request_text(text, target), signature):
             raise Refused(401, "the signature is not of this request")
         now = self.now()
         while self._seen and (oldest := next(iter(self._seen.items())))[1][0] < now:
@@ -290,13 +292,23 @@ class _Endpoint:
     def __init__(self, link: Link, handler: Handler, who: str):
         self._link, self._handler, self._who = link, handler, who
 
+    def _in_time(self, send: Send) -> Send:
+        """To send a response whose every piece has to be taken in time."""
+        limits = self._link.limits
+
+        async def sent(event: Event) -> None:
+            async with asyncio.timeout(limits.body + len(event.get("body", b"")) / limits.rate):
+                await send(event)
+
+        return sent
+
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         stamp, is_run = self._link.signer(request)
         if self._who not in ("any", "run" if is_run else "node"):
             raise Refused(403, f"this is for {self._who}s")
         party, process = RUN if is_run else stamp.number, request.query_params.get("as", "")
-        if request.url.path in (_HELLO, "/nodes"):  # these do not say that somebody is there
+        if scope["path"] in (_HELLO, "/nodes"):  # these do not say that somebody is there
             response = await self._handler(request, stamp.number, {"nonce": stamp.nonce}, {})
             return await response(scope, receive, send)
         if not (len(process) == 32 and process.isalnum()):
@@ -309,10 +321,11 @@ class _Endpoint:
                 if hashlib.sha256(body).hexdigest() != stamp.digest:
                     raise Refused(401, "the body is not the one that was signed")
                 if body:
-                    table, parts = unpacked(body)
+                    table, parts = unpacked(body, len(body) if is_run else _TABLE)
             response = await self._handler(request, party, table, parts)
-            await response(scope, receive, send)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            with contextlib.suppress(TimeoutError, ClientDisconnect):  # nobody reads it: the connection is ended
+                await response(scope, receive, self._in_time(send))
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise Refused(400, f"this is not as fedax asks: {type(error).__name__}") from error
         finally:
             self._link.box.leave(present)

@@ -215,17 +215,20 @@ class _Node:
     # ---- questions
 
     def _listen(self) -> None:
-        waits = pauses()
+        waits, poll = pauses(), POLL
         while not self.over.is_set():
+            began = time.monotonic()
             try:
                 # At first it asks whether it is known; at work it says often what it has, to a link started anew.
-                asks = {"has": [*self._busy], "seconds": 0 if not self._there() else _BUSY if self._busy else POLL}
+                asks = {"has": [*self._busy], "seconds": 0 if not self._there() else _BUSY if self._busy else poll}
                 table, parts = self._caller.call("/question", asks, seconds=POLL + 15)
                 self._reached()
                 waits = pauses()
-                for given in table["letters"]:
-                    self._take(Letter.read(given), parts)
+                for letter in table["letters"]:
+                    self._take(letter, parts)
             except Away as away:
+                if (lasted := time.monotonic() - began) > 2 * _BUSY:  # a proxy may end requests that take so long
+                    poll = min(poll, lasted / 2)
                 self._note_missing(f"the link at {self.link} cannot be reached ({away})", self.wait)
                 self.over.wait(next(waits))
             except Refused as refused:

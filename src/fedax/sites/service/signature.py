@@ -5,6 +5,7 @@ signed with it, so that none can be taken for another.
 """
 
 import base64
+import contextlib
 import functools
 import hashlib
 import re
@@ -112,6 +113,26 @@ def run_keys(ca: Path) -> dict[int, EllipticCurvePublicKey]:
     if not (found := _keys_in(ca.read_bytes())):
         raise NodeError(f"{ca} has no key of runs: take ca.pem from the link's folder, of this version of fedax")
     return found
+
+
+class RunKeys:
+    """The public keys of runs in ``ca.pem``, which is read at each look.
+
+    Args:
+        ca: the file.
+
+    Raises:
+        NodeError: there is none in it.
+    """
+
+    def __init__(self, ca: Path):
+        self._ca, self._known = ca, run_keys(ca)
+
+    def look(self) -> dict[int, EllipticCurvePublicKey]:
+        """The keys by their numbers; while the file is being replaced, those that it had before."""
+        with contextlib.suppress(OSError, NodeError, ValueError):
+            self._known = run_keys(self._ca)
+        return self._known
 
 
 @functools.lru_cache(maxsize=8)

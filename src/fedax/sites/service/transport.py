@@ -177,14 +177,12 @@ class LinkTransport(Talking):
             while not self._over.is_set():
                 got = [id for id, whole in self._has.items() if whole]
                 known = {"has": [*self._has], "got": got, "start": self._start}
-                call = functools.partial(self._caller.call, "/answers", known, seconds=POLL + 15)
-                table, parts = self._patiently(call)
+                table, parts = self._patiently(functools.partial(self._await, known))
                 for id in got:
                     self._has.pop(id, None)
                 self._note_here(table["here"])
-                for given in table["letters"]:
-                    with contextlib.suppress(ValueError):  # a link of fedax has none that cannot be read
-                        self._take(Letter.read(given), parts)
+                for letter in table["letters"]:
+                    self._take(letter, parts)
                 if self._caller.start != self._start:  # the link was started anew, and has no question
                     self._start = self._caller.start
                     self._has.clear()
@@ -194,6 +192,13 @@ class LinkTransport(Talking):
                 with self._news:
                     self._failed = error
                     self._news.notify_all()
+
+    def _await(self, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Wait at the link for answers; at the next try, after a failure, it does not wait: a proxy may have cut it."""
+        try:
+            return self._caller.call("/answers", known, seconds=POLL + 15)
+        finally:
+            known["start"] = ""
 
     def _take(self, letter: Letter, parts: dict[str, bytes]) -> None:
         """Look at an answer that has come; a large one is fetched at the same time as others."""
@@ -232,9 +237,9 @@ class LinkTransport(Talking):
 
     # ---- the link
 
-    def _note_here(self, here: object) -> None:
+    def _note_here(self, here: list[Any]) -> None:
         known = self._keys.look()
-        self._here = time.monotonic(), sorted(each for each in here if each in known) if isinstance(here, list) else []
+        self._here = time.monotonic(), [number for number in sorted(known) if number in here]
 
     def _patiently(self, call: Callable[[], Any]) -> Any:
         """What a call to the link gives, which may be gone for a while.
@@ -242,7 +247,7 @@ class LinkTransport(Talking):
         Raises:
             NodeError: it stays away, or refuses.
         """
-        until, waits = time.monotonic() + _PATIENCE, pauses()
+        until, waits = 0.0, pauses()
         while True:
             try:
                 return call()
@@ -253,6 +258,7 @@ class LinkTransport(Talking):
                 }.get(refused.status, f"refused a request (HTTP {refused.status}): {refused}")
                 raise NodeError(f"{self._link} {why}") from refused
             except Away as error:
+                until = until or time.monotonic() + _PATIENCE  # since the first failure: a transfer may take longer
                 if time.monotonic() >= until:
                     raise NodeError(f"{self._link} cannot be reached ({error}); {RESUME}") from error
             self._over.wait(next(waits))
