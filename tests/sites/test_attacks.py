@@ -357,7 +357,7 @@ def test_an_answer_that_is_not_read_is_ended(tmp_path: Path, caplog: pytest.LogC
     with serving(tmp_path / "link", fast) as (port, bench), socket.create_connection(("127.0.0.1", port)) as made:
         letter, parts = bench.letter("a")
         letter = letter._replace(parts=(letter.parts[0], Part(digest := "0" * 64, 16 * MB)))
-        bench.link.box.exchanges[letter.id] = mailbox.Exchange(letter, [*parts, bytes(16 * MB)])
+        bench.link.box.exchanges[letter.id] = mailbox.Correspondence(letter, [*parts, bytes(16 * MB)])
         _, target, headers, _ = bench.request("a", f"/parts/{digest}?at=0", method="GET")
         made.sendall(f"GET {target} HTTP/1.1\r\nhost: a\r\nauthorization: {headers['authorization']}\r\n\r\n".encode())
         party, deadline = bench.link.box.parties[bench.number("a")], time.monotonic() + 20
