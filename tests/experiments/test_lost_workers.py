@@ -15,6 +15,10 @@ STUDY = """
 name = "mine"
 parts = [{name = "one", recipe = "small.toml", tune = {rounds = 20, again = 0, extend = 0}}]
 """
+ENDLESS = """
+name = "mine"
+parts = [{name = "one", recipe = "small.toml", set = {"run.rounds" = 100000, "run.evaluate_every" = 1000}}]
+"""
 PLAIN = """
 name = "mine"
 parts = [{name = "one", recipe = "small.toml", methods = ["fedavg"], set = {"run.seeds" = [3]}}]
@@ -35,6 +39,7 @@ def started(tmp_path):
     """Starts commands of fedax in a folder with a study, and ends them with all that they started."""
     (tmp_path / "small.toml").write_text(RECIPE)
     (tmp_path / "study.toml").write_text(STUDY)
+    (tmp_path / "endless.toml").write_text(ENDLESS)
     (tmp_path / "plain.toml").write_text(PLAIN)
     (tmp_path / "tiny.toml").write_text(RECIPE.partition("sweep")[0])
     commands, known = [], []
@@ -105,7 +110,7 @@ def test_a_job_that_loses_three_workers_is_named(started, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "processes"),
     [
-        (["study", "study.toml", "--on", "processes:2"], 2),
+        (["study", "endless.toml", "--on", "processes:2"], 2),
         (["compare", "digits", "--methods", "fedavg", "--seeds", "2", "--on", "processes:2", *LONG], 2),
         (["deploy", "local", "tiny.toml", "--nodes", "2", *LONG], 5),
     ],
