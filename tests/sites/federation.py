@@ -102,9 +102,10 @@ class Federation:
         return (self.folder / f"{name}.txt").read_text()
 
     def log(self, name: str) -> list[dict[str, Any]]:
-        """The lines of a node's log so far."""
+        """The lines of a node's log so far that are written whole."""
         path = self.folder / f"{name}.state" / "site" / "log.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+        return [json.loads(line) for line in whole.splitlines()]
 
     def worker(self, name: str) -> int:
         """The process of a node's worker."""
