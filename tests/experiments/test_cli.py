@@ -161,7 +161,7 @@ def test_a_defect_in_any_command(command, monkeypatch, tmp_path):
 def test_the_traceback_of_a_run_is_in_its_folder(here, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(runner, "train", broken(AssertionError))
-        patch.setattr(runner, "_simulated", broken(AssertionError("a bug")))
+        patch.setattr(runner._Execution, "_simulated", broken(AssertionError("a bug")))
         result = run_cli("run", "tiny.toml", "--out", "run")
     assert result.exit_code == 70
     path = kept_traceback(result.stderr)

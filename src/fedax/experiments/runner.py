@@ -79,6 +79,8 @@ from fedax.tracking import Tracker
 
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
 MadeOf = dict[str, dict[str, str]]
+Split = tuple[Any, Any, Any]  # training, validation and test data
+_SPLIT = ("data", "val", "test")  # as options name them
 
 _TOGETHER = 32  # the most runs over nodes that share messages
 _MESSAGE = 1 << 25  # the most bytes of their models together; larger messages are limited by bandwidth, not by latency
@@ -220,19 +222,50 @@ class _Execution:
         checkpoints = _checkpoints(self.folder, batch)
         if self.experiment.keeps_noise:
             secret.derive(self.folder, checkpoints, slug(label))
-        on_row = functools.partial(self._row, label)
         with self.logs.of(batch) as end:
-            about = splits, on_row, checkpoints, self.kept
             if transport is None:
-                trained = _simulated(self.experiment, label, *about)
+                trained = self._simulated(label, splits, checkpoints)
             else:
-                trained = [_trained(self.experiment, label, *about, transport, self.folder)]
+                trained = [self._trained(label, splits, checkpoints, transport)]
             end([run.status for run in trained])
         self.compiled[label] += sum(run.compile_seconds for run in trained)
         if self.writes:
             for seed, run in zip(seeds, trained, strict=True):
                 self._store(label, seed, run)
             discard_sweep(checkpoints) if len(batch) > 1 else discard(checkpoints)
+
+    def _options(self, data: Mapping[int, Split], **more: Any) -> dict[str, Any]:
+        """The options of a run, with the training, validation and test data of the first seed."""
+        first = dict(zip(_SPLIT, next(iter(data.values())), strict=True))
+        experiment = self.experiment
+        common = {"work": experiment.work, "participation": experiment.participation}
+        return common | first | more | experiment.options
+
+    def _trained(self, label: str, data: Mapping[int, Split], checkpoint: Path, transport: Transport) -> fedax.Run:
+        """Train a method with one seed over nodes; ``data``: the seed -> its split."""
+        (seed,) = data
+        options = self._options(data, checkpoint=checkpoint, best=self.kept.get("best"))
+        del options["data"]
+        options["callback"] = functools.partial(self._row, label, seed)
+        options["arrivals"] = self.folder / ARRIVALS / f"{slug(label)}-seed{seed}.csv"
+        method, task, problem = self.experiment.methods[label], self.experiment.task, self.experiment.problem(label)
+        return train(method, task, self.experiment.nodes(seed).by(transport), problem, seed=seed, **options)
+
+    def _simulated(self, label: str, data: Mapping[int, Split], checkpoint: Path) -> list[fedax.Run]:
+        """Train a method with one seed, or with several side by side; ``data``: seed -> its split."""
+        options = self._options(data, checkpoint=fedax.Checkpoints(checkpoint, **self.kept))
+        method, task, seeds = self.experiment.methods[label], self.experiment.task, list(data)
+        with _report_shows(), show_progress(False):  # the progress of all runs is shown instead
+            if len(seeds) == 1:
+                callback = functools.partial(self._row, label, seeds[0])
+                return [fedax.simulate(method, task, seed=seeds[0], callback=callback, **options)]
+            watch = lambda point, seed, row: self._row(label, seed, row)  # noqa: E731
+            options["place"] = on_one_core(options.get("place"))
+            by_seed = {}
+            if self.experiment.config["run"]["split_seeds"]:
+                by_seed = {seed: dict(zip(_SPLIT, parts, strict=True)) for seed, parts in data.items()}
+            swept = fedax.sweep(lambda: method, [{}], task, seeds=seeds, by_seed=by_seed, callback=watch, **options)
+            return swept.runs[0]
 
     def _row(self, label: str, seed: int, row: dict[str, Any]) -> None:
         """Write a row, and pass it on."""
@@ -458,56 +491,6 @@ def _checkpoints(folder: Path, batch: Sequence[tuple[str, int]]) -> Path:
     """The folder for the checkpoints of a run, or of all seeds of a method."""
     label, seed = batch[0]
     return folder / "checkpoints" / f"{slug(label)}-{f'seed{seed}' if len(batch) == 1 else 'seeds'}"
-
-
-def _options(experiment: Experiment, data: Mapping[int, tuple[Any, Any, Any]], **more: Any) -> dict[str, Any]:
-    """The options of a run, with the training, validation and test data of the first seed."""
-    first = dict(zip(("data", "val", "test"), next(iter(data.values())), strict=True))
-    return {"work": experiment.work, "participation": experiment.participation, **first, **more} | experiment.options
-
-
-def _trained(
-    experiment: Experiment,
-    label: str,
-    data: Mapping[int, tuple[Any, Any, Any]],
-    on_row: Callable[[int, dict[str, Any]], None],
-    checkpoint: Path,
-    kept: Mapping[str, Any],
-    transport: Transport,
-    folder: Path,
-) -> fedax.Run:
-    """Train a method with one seed over nodes; ``data``: the seed -> training, validation, test data."""
-    (seed,) = data
-    options = _options(experiment, data, checkpoint=checkpoint, best=kept.get("best"))
-    del options["data"]
-    options["callback"] = functools.partial(on_row, seed)
-    options["arrivals"] = folder / ARRIVALS / f"{slug(label)}-seed{seed}.csv"
-    nodes = experiment.nodes(seed).by(transport)
-    return train(experiment.methods[label], experiment.task, nodes, experiment.problem(label), seed=seed, **options)
-
-
-def _simulated(
-    experiment: Experiment,
-    label: str,
-    data: Mapping[int, tuple[Any, Any, Any]],
-    on_row: Callable[[int, dict[str, Any]], None],
-    checkpoint: Path,
-    kept: Mapping[str, Any],
-) -> list[fedax.Run]:
-    """Train a method with one seed, or with several side by side; ``data``: as of :func:`_trained`, of each."""
-    options = _options(experiment, data, checkpoint=fedax.Checkpoints(checkpoint, **kept))
-    method, task, seeds = experiment.methods[label], experiment.task, list(data)
-    with _report_shows(), show_progress(False):  # the progress of all runs is shown instead
-        if len(seeds) == 1:
-            callback = functools.partial(on_row, seeds[0])
-            return [fedax.simulate(method, task, seed=seeds[0], callback=callback, **options)]
-        watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
-        options["place"] = on_one_core(options.get("place"))
-        by_seed = {}
-        if experiment.config["run"]["split_seeds"]:
-            by_seed = {seed: dict(zip(("data", "val", "test"), parts, strict=True)) for seed, parts in data.items()}
-        swept = fedax.sweep(lambda: method, [{}], task, seeds=seeds, by_seed=by_seed, callback=watch, **options)
-        return swept.runs[0]
 
 
 @contextlib.contextmanager
