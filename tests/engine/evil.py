@@ -15,7 +15,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 import safetensors.numpy
+
+pytest.importorskip("cryptography", reason="needs pip install 'fedax[deploy]'")
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 

@@ -19,6 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("httpx", reason="needs pip install 'fedax[deploy]'")
 import httpx
 
 from fedax.sites.protocol.messages import Message

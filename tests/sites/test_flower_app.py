@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+pytest.importorskip("cryptography", reason="needs pip install 'fedax[deploy]'")
+
 from fedax.data import FederatedData
 from fedax.errors import ConfigError, NodeError
 from fedax.experiments import build, execute, new_folder

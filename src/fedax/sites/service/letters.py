@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
+from fedax.sites.service.messages import LONGEST
 from fedax.sites.service.signature import ANSWER, QUESTION, sign
 
 SMALL = 1 << 20  # bytes of a part that travels within a request
-LONGEST = 8 << 20  # bytes of the head of a message
 _LONGEST = 4096  # bytes of a letter
 _HEX = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 Table = dict[str, Any]
