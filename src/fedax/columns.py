@@ -30,7 +30,8 @@ class HistoryColumn:
         label: the name to show.
         kind: ``"measure"`` of the model; ``"clients"``: a measure at each client of the held-out data; ``"cost"`` so
             far; ``"privacy"`` spent; ``"exclusion"``: uploads that did not count; ``"pace"`` of a server that does not
-            wait; or ``"traffic"``: network bytes and waiting times with real clients, and how many of them answered.
+            wait; ``"personal"``: how old clients' own models are; or ``"traffic"``: network bytes and waiting times
+            with real clients, and how many of them answered.
         unit: ``"%"`` for shares that are shown as percentages, ``"B"``, ``"s"``, or nothing.
         better: which way is better; ``None`` where neither is, or it is not known.
         type: of its values; ``"whole"`` numbers are ≥ 0, ``"ids"`` are lists of clients, ``"reals"`` lists of numbers.
@@ -38,7 +39,7 @@ class HistoryColumn:
     """
 
     label: str
-    kind: Literal["measure", "clients", "cost", "privacy", "exclusion", "traffic", "pace"] = "measure"
+    kind: Literal["measure", "clients", "cost", "privacy", "exclusion", "traffic", "pace", "personal"] = "measure"
     unit: Literal["", "%", "B", "s"] = ""
     better: Direction | None = None
     type: Literal["real", "whole", "ids", "reals"] = "real"
@@ -64,6 +65,8 @@ _TABLE = {  # in the order of a table's columns, after the metrics of the task
     "left_out": HistoryColumn("Uploads left out", "exclusion", better="lower", type="whole"),
     "bad_clients": HistoryColumn("Clients left out", "exclusion", type="ids"),
     "skipped": HistoryColumn("Rounds skipped", "exclusion", better="lower", type="whole"),
+    "turn_age": HistoryColumn("Rounds since a client's last turn", "personal", scale="linear"),
+    "newcomers": HistoryColumn("Clients without a turn", "personal", better="lower", type="whole", scale="linear"),
     "staleness": HistoryColumn("Mean staleness", "pace", better="lower", scale="linear"),
     "staleness_max": HistoryColumn("Largest staleness", "pace", better="lower", type="whole", scale="linear"),
     "dropped": HistoryColumn("Answers thrown away", "pace", better="lower", type="whole", scale="linear"),
@@ -83,6 +86,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 PARTS = ("val", "test")  # the held-out parts
 PER_CLIENT = "_per_client"  # the suffix of columns with a figure for each client
+PERSONAL = "_personal"  # the suffix of columns of personal models: each example is answered by its client's own
 
 TIME = "time"  # a cost of runs with a clock, and of those at real nodes
 COSTS = tuple(name for name, column in _TABLE.items() if column.kind == "cost" and name != TIME)  # of every run
@@ -131,6 +135,9 @@ def describe(name: str) -> HistoryColumn:
     if name.endswith(PER_CLIENT):
         one = describe(name.removesuffix(PER_CLIENT))
         return replace(one, label=f"{one.label} of each client", kind="clients", type="reals")
+    if name.endswith(PERSONAL):
+        one = describe(name.removesuffix(PERSONAL))
+        return replace(one, label=f"{one.label}, personal models")
     words = re.split(r"[^a-z0-9]+", name.lower())
     high, low = bool({*words} & _HIGHER), bool({*words} & _LOWER)
     way: Direction | None = None if high == low else "higher" if high else "lower"
@@ -152,7 +159,7 @@ def better(name: str, metrics: Mapping[str, object] | None = None) -> Direction 
         >>> better("test_accuracy"), better("test_loss"), better("seconds"), better("test_score"), better("density")
         ('higher', 'lower', 'lower', None, None)
     """
-    part, _, metric = name.removesuffix(PER_CLIENT).partition("_")
+    part, _, metric = name.removesuffix(PER_CLIENT).removesuffix(PERSONAL).partition("_")
     given = getattr((metrics or {}).get(metric), "better", None) if part in PARTS else None
     return given if given in ("lower", "higher") else describe(name).better
 

@@ -37,6 +37,8 @@ from fedax.algorithms.momentum import (
     ScaffoldWithMomentumVR,
 )
 from fedax.algorithms.parts import named_part
+from fedax.algorithms.personal import IFCA, MRMTL, Ditto
+from fedax.algorithms.qfedavg import QFedAvg
 from fedax.algorithms.scaffold import Scaffold
 from fedax.algorithms.server import (
     Adaptive,
@@ -69,9 +71,11 @@ __all__ = [
     "DIANA",
     "EF21",
     "FADAS",
+    "IFCA",
     "LED",
     "MARINA",
     "METHODS",
+    "MRMTL",
     "SGD",
     "STEM",
     "VRLSGD",
@@ -82,6 +86,7 @@ __all__ = [
     "BaseSGD",
     "CompressedScaffnew",
     "DelayedNesterov",
+    "Ditto",
     "FedAsync",
     "FedAvg",
     "FedAvgWithMomentum",
@@ -109,6 +114,7 @@ __all__ = [
     "Optax",
     "OptaxServer",
     "Plain",
+    "QFedAvg",
     "Ringleader",
     "Ringmaster",
     "Scaffnew",
@@ -382,6 +388,10 @@ METHODS.add(
     "asynchronous: Nesterov's momentum at the server, which moves at every N-th step",
     fixed=_WEIGHTED | {"server": "delayed-nesterov"},
 )
+METHODS.add("ditto", Ditto, "a model for each client, pulled to that of FedAvg")
+METHODS.add("mr-mtl", MRMTL, "a model for each client, pulled to the mean of all of them")
+METHODS.add("ifca", IFCA, "several models: each client trains the one that fits its data best")
+METHODS.add("q-fedavg", QFedAvg, "clients with a greater loss count for more")
 METHODS.add("local-adapt", LocalAdapt, "Adam at the clients, begun anew each round, and Adam at the server")
 METHODS.add("local-amsgrad", LocalAMSGrad, "Adam at the clients with one second moment shared by all, client memory")
 

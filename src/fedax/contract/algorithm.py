@@ -237,6 +237,14 @@ class Algorithm(Settings):
         x: Vector = server.x
         return x
 
+    def personal(self, download: Tree, memory: Tree) -> Vector | None:
+        """A client's own model, of the newest download and the memory of its last turn; ``None``: it has none.
+
+        A client that never took part first takes turns of its own from ``init_client(x)`` of the newest model x; what
+        it would upload is thrown away.
+        """
+        return None
+
     def penalty(self, x: Vector) -> Number:
         """ψ(x) of a method for composite objectives F + ψ; ``None``: the objective is F."""
         return None
@@ -289,6 +297,9 @@ class Layer(Algorithm):
 
     def model(self, server: Tree) -> Vector:
         return self.inner.model(self.own_state(server))
+
+    def personal(self, download: Tree, memory: Tree) -> Vector | None:
+        return self.inner.personal(download, self.own_memory(memory))
 
     def penalty(self, x: Vector) -> Number:
         return self.inner.penalty(x)

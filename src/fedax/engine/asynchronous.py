@@ -18,6 +18,7 @@ from fedax.contract.compression import decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
+from fedax.engine import personal
 from fedax.engine.clients import BufferUse, UploadBuffer
 from fedax.engine.evaluate import OneJob, measured
 from fedax.engine.job import Job
@@ -175,7 +176,7 @@ class Asynchronous(OneJob):
         return state, counters
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
-        return measured(self.job, state.server, index)
+        return measured(self.job, state.server, index, more=personal.measured(self.job, state, index))
 
 
 @compiled(static=["slots", "plan"])

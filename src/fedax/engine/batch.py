@@ -64,7 +64,7 @@ def blocks_of(jobs: list[list[Job]], seeds: int, width: int | None) -> list[Batc
     for (form, _), members in groups.items():
         job = jobs[members[0]][0]
         alike = all(like(job, other) for other in jobs[members[0]][1:])
-        most = 1 if job.hosted or not alike else _width(job) if width is None else width
+        most = 1 if job.alone or not alike else _width(job) if width is None else width
         # Points first: they share a seed's minibatches.
         across = _even(len(members), most)
         along = _even(seeds, max(1, most // across))
@@ -133,7 +133,7 @@ def worth_batching(job: Job, seeds: int) -> bool:
     There they do unless cohorts that are spread over the cores keep these busier: the cores that have one seed less
     wait, and were measured to lose less by that than cohorts lose by waiting for each other, at up to a third.
     """
-    if seeds < 2 or job.hosted or processes.count() > 1:
+    if seeds < 2 or job.alone or processes.count() > 1:
         return False
     if jax.default_backend() != "cpu":
         return _width(job) >= seeds

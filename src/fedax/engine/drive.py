@@ -20,6 +20,7 @@ from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
 from fedax.engine.loop import Counters, Exclusions, State
 from fedax.engine.patience import Patience
+from fedax.engine.personal import PersonalModels
 from fedax.engine.timetable import Timetable
 from fedax.engine.timing import RoundTimes
 from fedax.errors import BadClientWarning, DivergedWarning, caller_level, unknown
@@ -168,12 +169,15 @@ class RunInProgress:
         """What the user gets."""
         assert self.result is not None
         state, params = self.result
+        models = None
         if state is not None:
+            if self.job.evaluation.personal is not None:
+                models = PersonalModels(self.job, state, int(self.history.rows[-1]["round"]))
             state = self.job.of_method(state._replace(exclusions=self.with_missed(state.exclusions)))
         rows, arrivals = self.history.rows, None
         if isinstance(self.times, Timetable):
             arrivals = self.times.arrivals(int(rows[-1]["round"]))
-        return Run(rows, state, params, self.status, compile_seconds, self.job.origin, self.public, arrivals)
+        return Run(rows, state, params, self.status, compile_seconds, self.job.origin, self.public, arrivals, models)
 
 
 class CallLength:

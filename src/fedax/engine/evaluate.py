@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from fedax.columns import PER_CLIENT, measured_names
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
-from fedax.engine import by_client
+from fedax.engine import by_client, personal
 from fedax.engine.job import Job
 from fedax.engine.loop import Federation, State
 from fedax.engine.private import is_kept, public
@@ -78,7 +79,7 @@ def columns(job: Job) -> list[str]:
         objective=resolve(job.hyper.method, 0).penalty(job.x) is not None,
         density=job.evaluation.density is not None,
         per_client=job.evaluation.by_client,
-    )
+    ) + personal.columns(job.plan.task, job.evaluation.personal)
 
 
 def public_columns(job: Job) -> tuple[str, ...] | None:
@@ -89,13 +90,19 @@ def public_columns(job: Job) -> tuple[str, ...] | None:
 
 
 def measured(
-    job: Job, server: Tree, index: int, train: Tree = None, held: Mapping[str, Unknown] | None = None
+    job: Job,
+    server: Tree,
+    index: int,
+    train: Tree = None,
+    held: Mapping[str, Unknown] | None = None,
+    more: Mapping[str, Unknown] = MappingProxyType({}),
 ) -> list[dict[str, Unknown]]:
     """The row of one job: what is measured of the model after ``index`` rounds.
 
     ``train_loss``, F(x); ``objective``, F(x) + ψ(x), where the method has a ψ; ``density`` and ``grad_norm_sq`` where
     asked; ``val_loss``, ``test_loss`` and the metrics of both. ``train``: the :func:`train_sums` of all data, where
-    they are known; ``held``: of the parts that are at the clients :func:`held_out`, and the labels' sums.
+    they are known; ``held``: of the parts that are at the clients :func:`held_out`, and the labels' sums; ``more``:
+    figures that are made already.
     """
     model, penalty = model_after(job.hyper.method, server, index)
     asked = {"task": job.plan.task, "grad_norm": job.evaluation.grad_norm, "mesh": job.plan.mesh}
@@ -107,7 +114,7 @@ def measured(
         found["held"] = found["held"] | {part: there["figures"]}
         labels = labels | {part: there["labels"]}
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
-    return rows(job, one, [labels], [on_host(job, model)])
+    return rows(job, one, [labels], [{**on_host(job, model), **more}])
 
 
 def rows(

@@ -16,6 +16,7 @@ from fedax.engine.checkpoint import Best
 from fedax.engine.evaluate import excluded
 from fedax.engine.job import Origin
 from fedax.engine.loop import Counters, State
+from fedax.engine.personal import PersonalModels
 from fedax.engine.plan import ExchangeForm
 from fedax.engine.private import of_public
 from fedax.engine.saved import Model, model_of, save_as
@@ -83,8 +84,9 @@ class Run:
         origin: Origin,
         public_columns: tuple[str, ...] | None = None,
         arrivals: np.ndarray | None = None,
+        models: PersonalModels | None = None,
     ):
-        self.params, self.arrivals = params, arrivals
+        self.params, self.arrivals, self._models = params, arrivals, models
         self.state = None if state is None else state.server
         self.memory = None if state is None else state.memory
         self.left_out = None if state is None else _times_left_out(state.exclusions)
@@ -97,6 +99,30 @@ class Run:
     def model(self) -> Model:
         """The delivered model, which predicts."""
         return model_of(self._origin, self.params)
+
+    def personal(self, client: int | str) -> Tree:
+        """A client's own model after the last round, of a method that gives each client one.
+
+        Args:
+            client: its number, or its name.
+
+        Returns:
+            A pytree like :attr:`params`. A client that never took part takes ``newcomer_turns`` turns first.
+
+        Raises:
+            ConfigError: the method has no personal models, or the run kept no state; there is no such client.
+
+        Example:
+            >>> import fedax
+            >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
+            >>> run = fedax.simulate(fedax.create("ditto", lr=0.1), task, data, rounds=4)
+            >>> run.personal(2).shape
+            (2,)
+        """
+        if self._models is None:
+            hint = "personal models are those of a run of ditto, mr-mtl, ifca, ... by fedax.simulate to its end"
+            raise ConfigError("run.personal", client, hint)
+        return self._models.of(client)
 
     def save(self, path: str | os.PathLike[str], best: bool = False) -> None:
         """Write the delivered model, and what it takes to predict with it, to a file for :func:`fedax.load_model`.

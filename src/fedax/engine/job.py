@@ -17,6 +17,7 @@ from fedax.engine.load import Shared, start
 from fedax.engine.loop import Federation, Hyper, State
 from fedax.engine.plan import RunPlan
 from fedax.engine.timetable import Pacing
+from fedax.engine.turns import PersonalPlan
 from fedax.federation.census import Census
 from fedax.federation.clock import BoundClock
 from fedax.tasks.task import Task
@@ -52,6 +53,7 @@ class EvaluationPlan(NamedTuple):
         by_client: the parts whose clients have figures of their own.
         grad_norm: whether the norm of the gradient is measured.
         density: the threshold from which on a parameter counts as nonzero; ``None``: they are not counted.
+        personal: how personal models are evaluated; ``None``: the method has none.
     """
 
     stops: tuple[int, ...]
@@ -61,6 +63,7 @@ class EvaluationPlan(NamedTuple):
     by_client: tuple[str, ...]
     grad_norm: bool
     density: float | None
+    personal: PersonalPlan | None
 
 
 class Missed(NamedTuple):
@@ -151,6 +154,11 @@ class Job(NamedTuple):
     def hosted(self) -> bool:
         """Whether its rounds are a loop on the host."""
         return self.memory != "device"
+
+    @property
+    def alone(self) -> bool:
+        """Whether it runs by itself: its rounds are a loop on the host, or it has personal models."""
+        return self.hosted or self.evaluation.personal is not None
 
     def has(self, part: str) -> bool:
         """Whether there are held-out examples of a part, here or at the clients."""

@@ -1,4 +1,4 @@
-"""The layers that a run puts around a method: compression of its uploads, then noise on their sums."""
+"""The layers that a run puts around a method: turns of personal models, compression of uploads, noise on their sums."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from fedax.engine import private
 from fedax.engine.dry_run import DryRun
 from fedax.engine.memory import ClientMemory
 from fedax.engine.plan import ExchangeForm, sent
+from fedax.engine.turns import LastTurn, has_personal
 from fedax.wire.compressed import Compressed, check_compressible
 from fedax.wire.privacy import Private
 from fedax.wire.wire import Wire
@@ -54,6 +55,9 @@ def layered(
     Raises:
         ConfigError: the uploads cannot be compressed.
     """
+    if has_personal(method):
+        method = LastTurn(method)
+        made = trace(method, inside(wire))
     if up is not None:
         method = _compressed(method, up, made.forms)
         made = trace(method, inside(wire))

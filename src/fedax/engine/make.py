@@ -41,11 +41,13 @@ from fedax.engine.options import Options
 from fedax.engine.places.device import first_state
 from fedax.engine.plan import RunPlan, is_small, make_plan
 from fedax.engine.timetable import Pacing, pacing, participation_of
+from fedax.engine.turns import PersonalPlan, has_personal
+from fedax.engine.turns import plan_of as personal_plan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
 from fedax.federation.participation import Participation, WithoutLate
 from fedax.federation.work import Deadline, GeometricSteps, Steps, StepsByRound, Work
-from fedax.numbers import check_number
+from fedax.numbers import check_count, check_number
 from fedax.tasks.task import Task
 from fedax.wire.compressed import Compression
 from fedax.wire.privacy import Private
@@ -347,7 +349,20 @@ def _evaluation(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> E
         by_client=by_client_of(metrics.get("per_client"), asked.parts),
         grad_norm="grad_norm" in metrics,
         density=None if density is None else density.threshold,
+        personal=_personal(checked, planned),
     )
+
+
+def _personal(checked: CheckedInput, planned: PlannedRun) -> PersonalPlan | None:
+    """How personal models are evaluated; ``None``: the method has none."""
+    given, data = checked.asked.newcomer_turns, checked.data
+    turns = check_count("newcomer_turns", given, 0)
+    if not has_personal(planned.hyper.method):
+        return None
+    if data is None:
+        hint = "methods with a model for each client run in a simulation: real nodes do not evaluate them yet"
+        raise ConfigError("algorithm", checked.algorithm, hint)
+    return personal_plan(planned.hyper.method, data, checked.asked.parts, turns)
 
 
 def _settings(

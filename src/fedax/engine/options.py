@@ -46,6 +46,8 @@ class CommonOptions:
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
         min_heard: of real clients, in (0, 1]: an evaluation in which less of their weight was heard counts for no
             target, no patience and no best model; default 1. In a simulation all are heard.
+        newcomer_turns: of methods with personal models, in 0, 1, …: how many turns a client that never took part takes
+            before its own model is evaluated, for that alone; default 1.
         guard: leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all
             count, as the papers have it, and a run whose model is no longer finite has diverged.
         aggregate: what stands in the place of the mean of the uploads, for instance :class:`fedax.CoordinateMedian`.
@@ -96,6 +98,7 @@ class CommonOptions:
         None, hint="give a function of one row of the history that tells whether to stop", setting="run.patience"
     )
     min_heard: float | None = option(None, setting="run.min_heard")
+    newcomer_turns: int | None = option(None, setting="run.newcomer_turns", fingerprint="given", at_nodes=True)
     guard: Guard | bool | None = option(None, hint="give True or fedax.Guard(...)", setting="run.guard", of_wire=True)
     aggregate: Aggregator | None = option(
         None, hint="give CoordinateMedian, TrimmedMean, ... or ClippedMean", setting="run.aggregate", of_wire=True
@@ -124,6 +127,7 @@ class CommonOptions:
             work=Epochs(1) if self.work is None else self.work,
             place=Place() if self.place is None else self.place,
             min_heard=1.0 if self.min_heard is None else self.min_heard,
+            newcomer_turns=1 if self.newcomer_turns is None else self.newcomer_turns,
             participation=Full() if self.participation is None else self.participation,
             guard=Guard() if self.guard is True else None if self.guard is False else self.guard,
         )

@@ -10,6 +10,7 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
+from fedax.engine import personal
 from fedax.engine.asynchronous import Asynchronous
 from fedax.engine.checkpoint import Checkpointer, Checkpoints
 from fedax.engine.declared import takes
@@ -164,7 +165,7 @@ class SingleRun(OneJob):
         return found
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
-        return measured(self.job, state.server, index)
+        return measured(self.job, state.server, index, more=personal.measured(self.job, state, index))
 
 
 @compiled(static=["plan"])

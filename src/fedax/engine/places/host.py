@@ -21,7 +21,7 @@ from fedax.contract.algorithm import Exchange, Round
 from fedax.contract.compression import Identity, decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Number, Tree, Unknown
-from fedax.engine import processes
+from fedax.engine import personal, processes
 from fedax.engine.clients import ClientResult, SharedInputs, alone, client_program, contribute
 from fedax.engine.evaluate import OneJob, measured, model_after, train_sums
 from fedax.engine.job import Job
@@ -141,13 +141,28 @@ class Hosted(HostServer):
         for piece in self._examples.pieces():
             part = jax.block_until_ready(sums_of(model, piece, **options))
             total = part if total is None else jax.tree.map(jnp.add, total, part)
-        (row,) = measured(job, state.server, index, processes.total(total))
+        (row,) = measured(job, state.server, index, processes.total(total), more=self._personal(state, index))
         flat = np.concatenate([np.atleast_1d(np.asarray(value, float)) for value in row.values()])
         bits = flat.view(np.uint32)  # whole, for JAX would halve the floats
         numbers, figures = iter(processes.from_first(bits).view(float).tolist()), {}
         for name, value in row.items():
-            figures[name] = [next(numbers) for _ in value] if isinstance(value, list) else next(numbers)
+            figures[name] = [next(numbers) for _ in value] if isinstance(value, list) else type(value)(next(numbers))
         return [figures]
+
+    def _personal(self, state: State, index: int) -> dict[str, Unknown]:
+        """The columns of personal models, of the clients of all processes."""
+        if self.job.evaluation.personal is None:
+            return {}
+        who, parts, visited = personal.everyone(self.job, index), [], []
+        for block in self._cut(who):
+            fed = self._examples.take(block)
+            clients = block.now(who, self._examples.streamed)
+            memory = self._to_devices(state.memory[np.minimum(clients.ids, len(state.memory) - 1)])
+            parts.append(personal.evaluated(self.job, fed, state.server, memory, clients, index))
+            visited.append(block)
+        leaves = zip(*map(jax.tree.leaves, parts), strict=True)
+        whole = [_assembled(visited, each, len(who.ids)) for each in leaves]
+        return personal.row(self.job, who, jax.tree.unflatten(jax.tree.structure(parts[0]), whole), index)
 
     def _round(self, state: State, index: int, stage: str, drawn: _Drawn) -> State:
         """The state after a round, or the warm-up."""

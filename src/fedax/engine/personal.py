@@ -1,0 +1,277 @@
+"""Personal models: the model that each client would use, and how it does on the client's own examples."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.columns import PERSONAL
+from fedax.contract.algorithm import Algorithm, layers_of
+from fedax.contract.compression import decoded
+from fedax.contract.schedule import resolve
+from fedax.contract.types import Array, Number, Tree, Unknown
+from fedax.contract.vector import Vector
+from fedax.engine import by_client
+from fedax.engine.clients import Client, ClientResult, SharedInputs, contribute, oracle_of
+from fedax.engine.loop import Clients, Counters, Federation, Hyper, State, draw_rounds, exchange_key, stage_key
+from fedax.engine.memory import ClientMemory
+from fedax.engine.plan import RunPlan
+from fedax.engine.turns import LastTurn, PersonalPlan, Turned
+from fedax.errors import unknown
+from fedax.federation.participation import Full
+from fedax.metrics.base import HostMetric, Metric
+from fedax.numbers import check_count
+from fedax.programs import compiled
+from fedax.tasks.once import each_once
+from fedax.tasks.task import Task
+from fedax.wire.wire import Wire
+
+if TYPE_CHECKING:
+    from fedax.engine.job import Job
+
+_OWN_TURN = 2**29  # far from the numbers of exchanges; see loop.py
+
+
+def columns(task: Task, plan: PersonalPlan | None) -> list[str]:
+    """The columns of personal models in a row of the history."""
+    if plan is None:
+        return []
+    named = [f"{part}_{name}{PERSONAL}" for part in plan.rows for name in ("loss", *_on_device(task))]
+    return [f"train_loss{PERSONAL}", *named, "turn_age", "newcomers"]
+
+
+def _on_device(task: Task) -> list[str]:
+    """The metrics that are computed where the models are: those of each example, and those made of sums."""
+    return [name for name, metric in task.metrics.items() if not isinstance(metric, HostMetric)]
+
+
+class Evaluated(NamedTuple):
+    """The figures of all clients' own models, leaves [N, ...].
+
+    Attributes:
+        train: F_i(v_i).
+        parts: part -> name -> the sum over the client's examples; of a metric that is made of sums, these.
+        last: the round of each client's last turn.
+    """
+
+    train: Array
+    parts: dict[str, dict[str, Tree]]
+    last: Array
+
+
+def everyone(job: "Job", index: int) -> Clients:
+    """All clients as they would be asked in a round with full participation, host leaves [N]."""
+    hyper = job.hyper._replace(participation=Full())
+    drawn, _ = draw_rounds(hyper, job.fed, job.key, np.array([index], np.int32), plan=job.plan, stage="exchanges")
+    return Clients(*(leaf[0] for leaf in drawn))
+
+
+def measured(job: "Job", state: State, index: int) -> dict[str, Unknown]:
+    """The columns of personal models after ``index`` rounds; none of a method without. Memory is on the device."""
+    plan = job.evaluation.personal
+    if plan is None:
+        return {}
+    who = everyone(job, index)
+    memory = _rows(state.memory, who.ids)
+    return row(job, who, evaluated(job, job.fed, state.server, memory, who, index), index)
+
+
+def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clients, index: int) -> Evaluated:
+    """The figures of some clients' own models; ``memory`` and results have the clients' order."""
+    plan = job.evaluation.personal
+    assert plan is not None
+    held = {part: (job.evaluation.held[part], rows.offsets, rows.sizes) for part, rows in plan.rows.items()}
+    blocks = tuple((part, _block(held[part][0], int(rows.sizes.max()))) for part, rows in plan.rows.items())
+    static = {"plan": job.plan, "blocks": blocks}
+    found: Evaluated = _evaluated(job.hyper, fed, job.key, server, memory, who, held, plan.turns, index, **static)
+    return found
+
+
+@compiled(static=["plan", "blocks"])
+def _evaluated(
+    hyper: Hyper,
+    fed: Federation,
+    key: Array,
+    server: Tree,
+    memory: Tree,
+    who: Clients,
+    held: dict[str, Tree],
+    turns: Number,
+    index: Number,
+    *,
+    plan: RunPlan,
+    blocks: tuple[tuple[str, int], ...],
+) -> Evaluated:
+    task, sizes = plan.task.bound(fed.frozen), dict(blocks)
+    block = _block(fed.examples, plan.max_size)
+
+    def look(v: Vector, last: Array, client: Clients, shared: SharedInputs) -> Evaluated:
+        (_, held, _), examples = shared.download, shared.fed.examples
+        train = _sums(functools.partial(_loss, task, v), examples, client.offsets, client.sizes, block) / client.sizes
+        id_ = jnp.minimum(client.ids, plan.num_clients - 1)
+        parts = {
+            part: _sums(functools.partial(_held_out, task, v), pool, offsets[id_], own[id_], sizes[part])
+            for part, (pool, offsets, own) in held.items()
+        }
+        return Evaluated(train, parts, last)
+
+    shared = SharedInputs(resolve(hyper.method, index), Wire(), (server, held, turns), fed, key, index)
+    found: Evaluated = _looked(look, shared, memory, who, plan)
+    return found
+
+
+@compiled(static=["plan"])
+def _models(
+    hyper: Hyper, fed: Federation, key: Array, server: Tree, memory: Tree, who: Clients, turns: Number, index: Number,
+    *, plan: RunPlan,
+) -> Tree:  # fmt: skip
+    """The own models of some clients, pytrees of leaves [S, ...]."""
+    shared = SharedInputs(resolve(hyper.method, index), Wire(), (server, {}, turns), fed, key, index)
+    return _looked(lambda v, *_: v.tree, shared, memory, who, plan)
+
+
+def _looked(look: Callable[..., Tree], shared: SharedInputs, memory: Tree, who: Clients, plan: RunPlan) -> Tree:
+    """What ``look(v, last, client, shared)`` finds of clients' own models v; as their work in an exchange."""
+
+    def make(shared: SharedInputs) -> Client:
+        return functools.partial(_client, look, plan, shared)
+
+    return contribute(make, shared, memory, who, plan)[1].memory
+
+
+def _client(
+    look: Callable[..., Tree], plan: RunPlan, shared: SharedInputs, memory: Tree, client: Clients
+) -> tuple[Tree, ClientResult, Counters]:
+    server, _, turns = shared.download
+    model = shared.method.model(server)
+    turned = _turned_memory(shared.method, memory)
+    method, server = _personal_part(shared.method, server)
+    new = turned.last < 0
+
+    def turn(number: Array, own: Tree) -> Tree:
+        key = jax.random.fold_in(stage_key(shared.key, shared.index, "exchanges"), _OWN_TURN + number)
+        for place, exchange in enumerate(method.exchanges()):
+            oracle = oracle_of(client, shared.fed, exchange_key(key, place), shared.index, plan)
+            _, own = exchange.client(decoded((exchange.download or method.download)(server)), own, oracle)
+        return own
+
+    first = method.init_client(model)
+    own = jax.tree.map(lambda fresh, kept: jnp.where(new, fresh, kept), first, turned.own)
+    own = jax.lax.fori_loop(0, jnp.where(new, turns, 0), turn, own)
+    v = method.personal(method.download(server), own)
+    nothing = Counters(*(jnp.zeros_like(client.present, jnp.int32) for _ in range(3)))
+    return (), ClientResult(look(v, turned.last, client, shared), (), ()), nothing
+
+
+class PersonalModels:
+    """The clients' own models at the end of a run."""
+
+    def __init__(self, job: "Job", state: State, index: int):
+        self._job, self._state, self._index = job, state, index
+
+    def of(self, client: int | str) -> Tree:
+        """The model of a client, by number or name.
+
+        Raises:
+            ConfigError: there is no such client.
+        """
+        job, plan = self._job, self._job.evaluation.personal
+        assert plan is not None
+        names = job.census.names or ()
+        if isinstance(client, str):
+            if client not in names:
+                raise unknown("client", client, names)
+            client = names.index(client)
+        number = check_count("client", client, 0, job.plan.num_clients - 1)
+        drawn = everyone(job, self._index)
+        who = Clients(*(leaf[drawn.ids == number] for leaf in drawn))
+        fed = job.fed
+        if job.data is not None:  # examples are on the host
+            fed, who = fed._replace(examples=job.data.client(number)), who._replace(offsets=np.zeros(1, np.int32))
+        memory = jax.tree.map(np.asarray, _rows(self._state.memory, np.array([number])))
+        given = job.hyper, fed, job.key, self._state.server, memory, who, plan.turns, self._index
+        models = _models(*given, plan=dataclasses.replace(job.plan, mesh=None))
+        return job.delivered(Vector(jax.tree.map(lambda leaf: leaf[0], models)))
+
+
+def _rows(memory: Tree, ids: Array) -> Tree:
+    """Rows of the memory of all clients, wherever it is."""
+    return memory[ids] if isinstance(memory, ClientMemory) else jax.tree.map(lambda leaf: leaf[ids], memory)
+
+
+def _personal_part(method: Algorithm, server: Tree) -> tuple[Algorithm, Tree]:
+    """The method inside of :class:`LastTurn`, and its part of the server's state."""
+    for layer in layers_of(method):
+        server = layer.own_state(server)
+        if isinstance(layer, LastTurn):
+            return layer.inner, server
+    raise AssertionError("a method with personal models has the layer")
+
+
+def _turned_memory(method: Algorithm, memory: Tree) -> Turned:
+    for layer in layers_of(method):
+        if isinstance(layer, LastTurn):
+            break
+        memory = layer.own_memory(memory)
+    found: Turned = memory
+    return found
+
+
+def _block(examples: Tree, most: int) -> int:
+    """How many of these examples are evaluated at a time, of which no client has more than ``most``."""
+    return min(1 << (most - 1).bit_length(), by_client.at_a_time(jax.tree.leaves(examples)))
+
+
+def _sums(values: Callable[[Tree, Array], Tree], examples: Tree, offset: Array, size: Array, block: int) -> Tree:
+    """Σ of ``values(batch, there)`` over blocks of one client's rows; ``there``: [b] whether there is such a row."""
+
+    def part(i: Number) -> Tree:
+        rows = i * block + jnp.arange(block)
+        there = rows < size
+        return values(jax.tree.map(lambda leaf: leaf[offset + jnp.where(there, rows, 0)], examples), there)
+
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
+    return jax.lax.fori_loop(0, -(-size // block), lambda i, total: jax.tree.map(jnp.add, total, part(i)), zero)
+
+
+def _loss(task: Task, v: Vector, batch: Tree, there: Array) -> Array:
+    return jnp.sum(jnp.where(there, task.loss(v.tree, batch, None), 0))
+
+
+def _held_out(task: Task, v: Vector, batch: Tree, there: Array) -> dict[str, Tree]:
+    """Of some held-out examples the sums of the loss and of metrics of each, and those of metrics of the whole."""
+    each = {name: metric for name, metric in task.metrics.items() if not isinstance(metric, Metric)}
+    with each_once():
+        found = {"loss": task.loss(v.tree, batch, None)} | {name: of(v.tree, batch) for name, of in each.items()}
+        sums: dict[str, Tree] = task.metric_sums(v.tree, batch, there.astype(jnp.int32))
+    return {name: jnp.sum(jnp.where(there, values, 0)) for name, values in found.items()} | sums
+
+
+def row(job: "Job", who: Clients, found: Evaluated, index: int) -> dict[str, float]:
+    """The columns of personal models, of all clients.
+
+    ``*_personal``: as those of the shared model, but each example is answered by its client's own model.
+    ``turn_age``: the mean, by the weights p_i, of how many rounds ago the clients' last turns were.
+    ``newcomers``: how many clients never had one.
+    """
+    task, plan = job.plan.task, job.evaluation.personal
+    assert plan is not None
+    weights, last = np.asarray(who.data_weights, float), np.asarray(found.last)
+    there = last >= 0
+    told = {f"train_loss{PERSONAL}": float(np.sum(weights * np.asarray(found.train, float)))}
+    for part, rows in plan.rows.items():
+        total = int(rows.sizes.sum())
+        for name, values in found.parts[part].items():
+            sums = jax.tree.map(lambda leaf: np.asarray(leaf).sum(0), values)
+            metric = task.metrics.get(name)
+            labels = job.evaluation.labels[part].get(name, ())
+            whole = metric.of_run(sums, labels) if isinstance(metric, Metric) else float(sums) / total
+            told[f"{part}_{name}{PERSONAL}"] = whole
+    heard = float(weights[there].sum())
+    age = float(np.sum(weights[there] * (index - 1 - last[there]))) / heard if heard else math.nan
+    return told | {"turn_age": age, "newcomers": int((~there).sum())}

@@ -1,0 +1,113 @@
+"""What a run with personal models keeps beside: each client's last turn, and whose held-out examples are whose."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.contract.algorithm import Algorithm, Exchange, Layer
+from fedax.contract.types import Array, Tree, Unknown
+from fedax.contract.vector import Vector
+from fedax.data.federated import FederatedData
+
+_NEVER = -1  # the last turn of a client that never took part
+
+
+class Turned(NamedTuple):
+    """A client's memory: the method's own, and the round of the client's last turn, −1 before the first."""
+
+    own: Tree
+    last: Array
+
+
+class LastTurn(Layer):
+    """A method with personal models, whose clients also remember the round of their last turn.
+
+    What becomes of that number is what becomes of the memory: it stays where an upload is left out, and a checkpoint
+    has it.
+    """
+
+    def init_client(self, x: Vector) -> Turned:
+        return Turned(self.inner.init_client(x), jnp.int32(_NEVER))
+
+    def own_memory(self, memory: Turned) -> Tree:
+        return memory.own
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return tuple(_turned(exchange, True) for exchange in self.inner.exchanges())
+
+    def warmup(self) -> tuple[Exchange, ...]:
+        return tuple(_turned(exchange, False) for exchange in self.inner.warmup())
+
+
+def _turned(exchange: Exchange, counts: bool) -> Exchange:
+    def client(download: Tree, memory: Turned, oracle: Unknown) -> tuple[Tree, Turned]:
+        upload, own = exchange.client(download, memory.own, oracle)
+        return upload, Turned(own, jnp.asarray(oracle.round, jnp.int32) if counts else memory.last)
+
+    return exchange._replace(client=client)
+
+
+def has_personal(method: Algorithm) -> bool:
+    """Whether a method gives each client a model of its own.
+
+    Example:
+        >>> import fedax
+        >>> has_personal(fedax.create("ditto")), has_personal(fedax.create("fedavg"))
+        (True, False)
+    """
+    if isinstance(method, Layer) and type(method).personal is Layer.personal:
+        return has_personal(method.inner)
+    return type(method).personal is not Algorithm.personal
+
+
+class OwnRows(NamedTuple):
+    """Which held-out examples are whose.
+
+    Attributes:
+        offsets, sizes: [N] where in the pool a client's are, and how many; 0 of a client that has none.
+    """
+
+    offsets: np.ndarray
+    sizes: np.ndarray
+
+
+class PersonalPlan(NamedTuple):
+    """How the personal models of a run are evaluated.
+
+    Attributes:
+        turns: how many turns a client that never took part takes first, for its own model alone.
+        rows: part of the held-out data -> which examples are whose.
+    """
+
+    turns: int
+    rows: dict[str, OwnRows]
+
+
+def plan_of(method: Algorithm, data: FederatedData, parts: Mapping[str, Tree], turns: int) -> PersonalPlan | None:
+    """How personal models are evaluated; ``None`` for a method without.
+
+    Args:
+        method: the method.
+        data: the clients' training data.
+        parts: the held-out data, of which those by client count here: those of the clients of these names.
+        turns: see :class:`PersonalPlan`.
+    """
+    if not has_personal(method):
+        return None
+    names = {data.name(i): i for i in range(data.num_clients)}
+    rows = {}
+    for part, held in parts.items():
+        if isinstance(held, FederatedData):
+            whose = [names.get(held.name(i), -1) for i in range(held.num_clients)]
+            known = [i for i, client in enumerate(whose) if client >= 0]
+            if known:
+                rows[part] = _own_rows(held, known, [whose[i] for i in known], data.num_clients)
+    return PersonalPlan(turns, rows)
+
+
+def _own_rows(held: FederatedData, known: Sequence[int], whose: Sequence[int], clients: int) -> OwnRows:
+    offsets, sizes = np.zeros(clients, np.int32), np.zeros(clients, np.int32)
+    offsets[whose], sizes[whose] = held.offsets[known], held.sizes[known]
+    return OwnRows(offsets, sizes)
