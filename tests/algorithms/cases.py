@@ -15,13 +15,14 @@ from tests.references import compressed_family as com
 from tests.references import dual_family as dual
 from tests.references import fedavg_family as fed
 from tests.references import momentum_family as mom
+from tests.references import personal_family as own
 from tests.references import recursive_family as rec
 
 
 class Cost(NamedTuple):
     """The cost of one client in one round: models down and up, further numbers down and up, gradients a local step,
-    passes over its data, loops over its local steps, minibatches of the warm-up (−1: a pass over the data), and the
-    bytes of an upload of four numbers if it is compressed."""
+    passes over its data, loops over its local steps, minibatches of the warm-up (−1: a pass over the data), the bytes
+    of an upload of four numbers if it is compressed, and forward passes over its data."""
 
     down: int
     up: int
@@ -32,6 +33,7 @@ class Cost(NamedTuple):
     loops: int = 1
     warmup: int = 0
     message: int | None = None
+    losses: int = 0
 
 
 class Case(NamedTuple):
@@ -235,6 +237,10 @@ CASES = {
     "dasha-from-zero": Case(
         "dasha", com.dasha, {"alpha": 0.4, "warmup_batches": None}, variant=True, long=True, **_HALF
     ),
+    "ditto": Case("ditto", own.ditto, {"personal_lr": 0.03, "lam": 0.4}, cost=Cost(1, 1, gradients=2)),
+    "mr-mtl": Case("mr-mtl", own.mr_mtl, {"lam": 0.4}, cost=_PLAIN),
+    "ifca": Case("ifca", own.ifca, {"clusters": 1}, cost=Cost(1, 1, numbers_up=1)),
+    "q-fedavg": Case("q-fedavg", own.q_fedavg, {"q": 0.7}, cost=Cost(1, 1, numbers_up=1, losses=1)),
     "feddyn": Case("feddyn", mom.feddyn, {"alpha": 2.0}, cost=_PLAIN),
     "fedpd": Case("fedpd", mom.fedpd, {"alpha": 2.0}, cost=_PLAIN, **_ALL),
     "fedavg-m": Case("fedavg-m", mom.fedavg_m, _BETA, cost=Cost(2, 1)),

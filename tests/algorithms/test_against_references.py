@@ -159,7 +159,8 @@ def test_minibatches_cohorts_changing_rates_and_costs(name):
 def of_one_client(cost: Cost, tau: int, a_pass: int) -> np.ndarray:
     down, up = 32 * cost.down + 8 * cost.numbers_down, 32 * cost.up + 8 * cost.numbers_up
     up = up if cost.message is None else cost.message
-    return np.array([down, up, cost.loops * tau, cost.gradients * tau + cost.passes * a_pass])
+    forwards = -(-cost.losses * a_pass // 3)
+    return np.array([down, up, cost.loops * tau, cost.gradients * tau + cost.passes * a_pass + forwards])
 
 
 class Given(fedax.Participation):

@@ -6,8 +6,26 @@ import pytest
 
 import fedax
 from fedax.contract.local import local_steps
+from tests.references import personal_family as own
 
-from .bed import BED, LR, X0, AnySteps, federation, finished, limit, path
+from .bed import (
+    BED,
+    COHORTS,
+    DATA,
+    LR,
+    QUADRATIC,
+    ROUNDS,
+    UNEQUAL,
+    X0,
+    AnySteps,
+    federation,
+    finished,
+    limit,
+    model_of,
+    path,
+    programs_of,
+    reference_path,
+)
 
 H, E, P = BED.H, BED.e, BED.p
 N, D = E.shape
@@ -223,3 +241,22 @@ def test_q_fedavg_ends_where_the_power_of_the_losses_is_least(q, end):
     x = float(run.params)
     assert x == pytest.approx(end, abs=2e-5)
     assert (1 + x) / (1 - x) == pytest.approx(0.25 ** (1 / (2 * q + 1)), abs=1e-9)
+
+
+@pytest.mark.parametrize("cohorts", [None, COHORTS], ids=["all", "cohorts"])
+def test_ifca_of_three_clusters_is_its_reference(cohorts):
+    """From the models that its warm-up makes, each of which is one client's local steps."""
+    method = fedax.create("ifca", lr=LR, clusters=3)
+    participation = fedax.Full() if cohorts is None else fedax.Trace(cohorts)
+    programs = programs_of(method, QUADRATIC, DATA, ROUNDS, X0, UNEQUAL, participation=participation)
+    state = programs.prepare()[0]
+    starts = np.array(state.server.models.tree)
+    alone = {i: own.local_solver(lambda y, k, i=i: H[i] @ y - E[i], X0, BED.tau[i], LR) for i in range(N)}
+    begun = [next(i for i, y in alone.items() if np.allclose(y, start, atol=1e-12)) for start in starts]
+    assert len({*begun}) == 3
+    models = []
+    for index in range(ROUNDS):
+        state, _ = programs.advance(state, index, index + 1)
+        models.append(model_of(programs, state, index + 1))
+    expected = reference_path(own.ifca, cohorts, lr=LR, clusters=3, starts=starts)
+    np.testing.assert_allclose(models, expected[1:], atol=1e-10)

@@ -121,6 +121,9 @@ VALID = {
     "bias_correction": True,
     "every": 2,
     "spread": 0.2,
+    "personal_lr": 0.02,
+    "q": 0.4,
+    "clusters": 4,
 }
 
 
