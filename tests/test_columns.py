@@ -36,7 +36,7 @@ def test_the_table_has_every_column_of_a_run():
         clock=fedax.Clock(step=0.1),
     )
     task_metrics = {f"{part}_{name}" for part in ("val", "test") for name in ("accuracy", "auc", "f1")}
-    apart = {"epsilon", *PACE}  # of private runs, whose uploads have no guard; of servers that do not wait
+    apart = {"epsilon", *PACE, "turn_age", "newcomers"}  # of private runs; servers that do not wait; personal models
     of_real_clients = {name for name in _TABLE if describe(name).kind == "traffic"}
     assert of_real_clients == {"heard", *TRAFFIC}
     assert {*run.history} - task_metrics == {*_TABLE} - of_real_clients - apart
