@@ -24,6 +24,7 @@ from .contract.compression import Compressor, Message
 from .contract.compressors import QSGD, Cast, ErrorFeedback, Identity, Natural, PowerSGD, RandomK, Rotated, Sign, TopK
 from .contract.local import Solver, local_steps
 from .contract.oracle import Oracle
+from .contract.personal import PersonalPart
 from .contract.regularizers import (
     L1,
     Box,
@@ -159,6 +160,7 @@ __all__ = [
     "Oracle",
     "Participation",
     "Patience",
+    "PersonalPart",
     "Piecewise",
     "Place",
     "Plain",

@@ -47,6 +47,7 @@ EXAMPLES = [
     fedax.Identity(), fedax.TopK(0.1), fedax.RandomK(0.1), fedax.QSGD(4), fedax.Natural(), fedax.Sign(), fedax.Cast(),
     fedax.PowerSGD(2), fedax.Rotated(fedax.QSGD(4)), fedax.ErrorFeedback(fedax.TopK(0.1)),
     fedax.FedAvg(SGD, server=fedax.SlowMo(0.7)), fedax.FedNovaVR(SGD, fedax.Normalized(2.0)),
+    fedax.PersonalPart(fedax.FedAvg(SGD), "head.*"), fedax.PersonalPart(fedax.VRLSGD(0.1), ("a", "b"), 0.1, 3),
 ]  # fmt: skip
 
 # Bases of the user's own classes; what holds functions or arrays of any size; and what a run makes.

@@ -180,8 +180,15 @@ class FedAvg(Algorithm):
 
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Any, Any]:
         x = download
-        y = self.solver.run(x, oracle)
-        return self.averaging.upload(y - x, self.solver, oracle.steps), memory
+        return self.upload(self.train(x, oracle) - x, oracle), memory
+
+    def train(self, x: Vector, oracle: Oracle) -> Vector:
+        """The local model y after τ_i steps from x."""
+        return self.solver.run(x, oracle)
+
+    def upload(self, dx: Vector, oracle: Oracle) -> Any:
+        """What a client sends of y − x."""
+        return self.averaging.upload(dx, self.solver, oracle.steps)
 
     def server(self, server: FedAvgState, mean: Any, round: Round) -> FedAvgState:
         dx = self.averaging.update(mean, self.solver, round)

@@ -245,6 +245,10 @@ class Algorithm(Settings):
         """
         return None
 
+    def own_part(self, memory: Tree) -> Tree:
+        """The part of the model that a client keeps itself, in the form of the task's ``frozen``; ``None``: none."""
+        return None
+
     def penalty(self, x: Vector) -> Number:
         """ψ(x) of a method for composite objectives F + ψ; ``None``: the objective is F."""
         return None
@@ -300,6 +304,9 @@ class Layer(Algorithm):
 
     def personal(self, download: Tree, memory: Tree) -> Vector | None:
         return self.inner.personal(download, self.own_memory(memory))
+
+    def own_part(self, memory: Tree) -> Tree:
+        return self.inner.own_part(self.own_memory(memory))
 
     def penalty(self, x: Vector) -> Number:
         return self.inner.penalty(x)

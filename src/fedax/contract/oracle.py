@@ -1,5 +1,6 @@
 """Oracle: what a client may ask of its own data."""
 
+import copy
 import itertools
 import operator
 from collections.abc import Callable
@@ -59,10 +60,11 @@ class Oracle:
         round_key: Array,
         client: Number,
         num_clients: int,
+        unbound: Task | None = None,
     ):
         self.steps, self.round, self.key, self.round_key = steps, round, key, round_key
         self.client, self.num_clients = client, num_clients
-        self._task, self._examples = task, examples
+        self._task, self._examples, self._unbound = task, examples, unbound or task
         self._offset, self._size, self._max_size = offset, size, max_size
         self._batch_size, self._epochs, self._start = batch_size, epochs, start
         self.asked = OracleCalls()
@@ -183,6 +185,16 @@ class Oracle:
         one, other = (branch.calls for branch in branches)
         self.add(*(jnp.where(pred, a, b) for a, b in itertools.zip_longest(one.fields, other.fields, fillvalue=0)))
         return out
+
+    def task_with(self, frozen: Tree) -> Task:
+        """The task with other values in place of what is frozen of its model."""
+        return self._unbound.bound(frozen)
+
+    def about(self, task: Task) -> "Oracle":
+        """This oracle, asked about another task of the same examples; it counts in an ``asked`` of its own."""
+        other = copy.copy(self)
+        other._task = task
+        return other
 
     def equal_steps(self, field: str, hint: str) -> int:
         """τ, where all clients take the same number of steps in all rounds.

@@ -148,6 +148,7 @@ def oracle_of(client: Clients, fed: Federation, key: Array, index: Array, plan: 
         round_key=key,
         client=id_,
         num_clients=plan.num_clients,
+        unbound=plan.task,
     )
 
 

@@ -129,9 +129,13 @@ class Job(NamedTuple):
     clock: BoundClock | None = None
     missed: Missed | None = None
 
-    def delivered(self, x: Vector) -> Tree:
-        """A model as the run gives it away: whole, its parameters of the types that the task's ``init`` gives them."""
-        return self.plan.task.whole_of(jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), x.tree, self.form))
+    def delivered(self, x: Vector, h: Tree = None) -> Tree:
+        """A model as the run gives it away: whole, its parameters of the types that the task's ``init`` gives them.
+
+        ``h``: the part of it that is a client's own.
+        """
+        learned = jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), x.tree, self.form)
+        return self.plan.task.whole_of(learned) if h is None else self.plan.task.whole_with(learned, h)
 
     def of_method(self, state: State) -> State:
         """The method's own part of a state: of what the server and the clients keep, that of no layer."""

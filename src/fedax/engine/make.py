@@ -10,6 +10,7 @@ import numpy as np
 
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Compressor
+from fedax.contract.personal import PersonalPart, model_in
 from fedax.contract.types import Array, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
@@ -49,6 +50,7 @@ from fedax.federation.participation import Participation, WithoutLate
 from fedax.federation.work import Deadline, GeometricSteps, Steps, StepsByRound, Work
 from fedax.numbers import check_count, check_number
 from fedax.tasks.task import Task
+from fedax.tasks.trainable import apart
 from fedax.wire.compressed import Compression
 from fedax.wire.privacy import Private
 from fedax.wire.wire import Wire
@@ -165,7 +167,7 @@ def make_job(asked: JobOptions) -> Job:
 
 def check(asked: JobOptions) -> CheckedInput:
     """Check everything that needs neither a trace nor a device."""
-    given = asked.with_defaults()
+    given = with_own_parts(asked.with_defaults())
     algorithm, task, data = given.algorithm, given.task, given.data
     here = data if isinstance(data, FederatedData) else None
     census: Unknown = data if here is None else Census.of(here)
@@ -188,6 +190,20 @@ def check(asked: JobOptions) -> CheckedInput:
     return CheckedInput(
         given, algorithm, trained, census, here, own, work, participation, place, batch_size, min_heard, up, wire
     )
+
+
+def with_own_parts(given: JobOptions) -> JobOptions:
+    """Where clients keep a part of the model: the task that learns the rest, and the method with where they begin."""
+    method, task = given.algorithm, given.task
+    if not isinstance(method, PersonalPart) or not isinstance(task, Task) or method.start is not None:
+        return given
+    part = apart(task, method.leaves, given.params)
+    x = Vector(part.trained.form())
+    if jax.eval_shape(lambda x: model_in(method.download(method.init(x))).tree, x) != x.tree:
+        hint = f"clients of {method.traits().name} get several models, and there is one part of their own for them"
+        raise ConfigError("leaves", method.leaves, hint)
+    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32 if leaf.dtype.itemsize < 4 else None), part.frozen)
+    return dataclasses.replace(given, algorithm=dataclasses.replace(method, start=own), task=part, params=None)
 
 
 def _held_of(given: JobOptions, task: Task) -> tuple[Unknown, ...]:

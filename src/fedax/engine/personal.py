@@ -18,7 +18,17 @@ from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine import by_client
 from fedax.engine.clients import Client, ClientResult, SharedInputs, contribute, oracle_of
-from fedax.engine.loop import Clients, Counters, Federation, Hyper, State, draw_rounds, exchange_key, stage_key
+from fedax.engine.loop import (
+    Clients,
+    Counters,
+    Federation,
+    Hyper,
+    State,
+    draw_rounds,
+    exchange_key,
+    round_of,
+    stage_key,
+)
 from fedax.engine.memory import ClientMemory
 from fedax.engine.plan import RunPlan
 from fedax.engine.turns import LastTurn, PersonalPlan, Turned
@@ -29,6 +39,7 @@ from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.once import each_once
 from fedax.tasks.task import Task
+from fedax.wire.sums import without_marks
 from fedax.wire.wire import Wire
 
 if TYPE_CHECKING:
@@ -107,10 +118,10 @@ def _evaluated(
     plan: RunPlan,
     blocks: tuple[tuple[str, int], ...],
 ) -> Evaluated:
-    task, sizes = plan.task.bound(fed.frozen), dict(blocks)
+    sizes = dict(blocks)
     block = _block(fed.examples, plan.max_size)
 
-    def look(v: Vector, last: Array, client: Clients, shared: SharedInputs) -> Evaluated:
+    def look(v: Vector, h: Tree, task: Task, last: Array, client: Clients, shared: SharedInputs) -> Evaluated:
         (_, held, _), examples = shared.download, shared.fed.examples
         train = _sums(functools.partial(_loss, task, v), examples, client.offsets, client.sizes, block) / client.sizes
         id_ = jnp.minimum(client.ids, plan.num_clients - 1)
@@ -130,13 +141,14 @@ def _models(
     hyper: Hyper, fed: Federation, key: Array, server: Tree, memory: Tree, who: Clients, turns: Number, index: Number,
     *, plan: RunPlan,
 ) -> Tree:  # fmt: skip
-    """The own models of some clients, pytrees of leaves [S, ...]."""
+    """The own models of some clients, pytrees of leaves [S, ...], and the parts of the model that they keep."""
     shared = SharedInputs(resolve(hyper.method, index), Wire(), (server, {}, turns), fed, key, index)
-    return _looked(lambda v, *_: v.tree, shared, memory, who, plan)
+    return _looked(lambda v, h, *_: (v.tree, h), shared, memory, who, plan)
 
 
 def _looked(look: Callable[..., Tree], shared: SharedInputs, memory: Tree, who: Clients, plan: RunPlan) -> Tree:
-    """What ``look(v, last, client, shared)`` finds of clients' own models v; as their work in an exchange."""
+    """What ``look(v, h, task, last, client, shared)`` finds of clients' own models v, for the task with their own part
+    h; as their work in an exchange."""
 
     def make(shared: SharedInputs) -> Client:
         return functools.partial(_client, look, plan, shared)
@@ -154,18 +166,26 @@ def _client(
     new = turned.last < 0
 
     def turn(number: Array, own: Tree) -> Tree:
+        """A round of this client alone, of which its memory is kept."""
         key = jax.random.fold_in(stage_key(shared.key, shared.index, "exchanges"), _OWN_TURN + number)
-        for place, exchange in enumerate(method.exchanges()):
+        alone = Clients(*(leaf[None] for leaf in client))
+        alone = alone._replace(weights=jnp.ones_like(alone.weights), data_weights=jnp.ones_like(alone.data_weights))
+        state, every = server, method.exchanges()
+        for place, exchange in enumerate(every):
             oracle = oracle_of(client, shared.fed, exchange_key(key, place), shared.index, plan)
-            _, own = exchange.client(decoded((exchange.download or method.download)(server)), own, oracle)
+            upload, own = exchange.client(decoded((exchange.download or method.download)(state)), own, oracle)
+            if exchange.server is not None and place < len(every) - 1:
+                round_ = round_of(alone, shared.index, key, plan)
+                state = exchange.server(state, without_marks(decoded(upload)), round_)
         return own
 
     first = method.init_client(model)
     own = jax.tree.map(lambda fresh, kept: jnp.where(new, fresh, kept), first, turned.own)
     own = jax.lax.fori_loop(0, jnp.where(new, turns, 0), turn, own)
-    v = method.personal(method.download(server), own)
+    v, h = method.personal(method.download(server), own), method.own_part(own)
+    task = plan.task.bound(shared.fed.frozen if h is None else h)
     nothing = Counters(*(jnp.zeros_like(client.present, jnp.int32) for _ in range(3)))
-    return (), ClientResult(look(v, turned.last, client, shared), (), ()), nothing
+    return (), ClientResult(look(v, h, task, turned.last, client, shared), (), ()), nothing
 
 
 class PersonalModels:
@@ -196,7 +216,8 @@ class PersonalModels:
         memory = jax.tree.map(np.asarray, _rows(self._state.memory, np.array([number])))
         given = job.hyper, fed, job.key, self._state.server, memory, who, plan.turns, self._index
         models = _models(*given, plan=dataclasses.replace(job.plan, mesh=None))
-        return job.delivered(Vector(jax.tree.map(lambda leaf: leaf[0], models)))
+        v, h = jax.tree.map(lambda leaf: leaf[0], models)
+        return job.delivered(Vector(v), h)
 
 
 def _rows(memory: Tree, ids: Array) -> Tree:

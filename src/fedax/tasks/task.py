@@ -191,6 +191,10 @@ class Task:
         """The whole model, from the parameters that are learned."""
         return params
 
+    def whole_with(self, params: Params, frozen: Any) -> Params:
+        """The whole model, with these values in the place of ``frozen``."""
+        return self.whole_of(params)
+
     def part_of(self, params: Params) -> Params:
         """The parameters that are learned, from the whole model.
 
@@ -275,6 +279,9 @@ class _Trained(Task):
 
     def whole_of(self, params: Params) -> Params:
         return self.of.whole_of(params)
+
+    def whole_with(self, params: Params, frozen: Any) -> Params:
+        return self.of.whole_with(params, frozen)
 
 
 _CALLED_AS = {

@@ -61,6 +61,40 @@ class LoRA:
         _patterns("also", self.also)
 
 
+@dataclass(frozen=True)
+class AllBut:
+    """The leaves that no pattern names, as a rule of :func:`partial`.
+
+    Example:
+        >>> rule = AllBut(("head.*",))
+        >>> rule("body.w", None), rule("head.w", None)
+        (True, False)
+    """
+
+    patterns: tuple[str, ...]
+
+    def __call__(self, name: str, leaf: Any) -> bool:
+        return not _matches(name, self.patterns)
+
+
+def apart(task: Task, personal: str | Sequence[str], params: Params = None) -> Task:
+    """The task that learns all leaves but those that are each client's own; these are what is frozen of it.
+
+    Raises:
+        ConfigError: no leaf has such a name, or all have; the task learns a part already.
+    """
+    if task.entire is not task:
+        hint = "the task learns a part of its model already, and what is frozen there is the same for all clients"
+        raise ConfigError("leaves", personal, hint)
+    patterns = _patterns("leaves", personal)
+    names = [tensor_name(at) for at, _ in jax.tree_util.tree_leaves_with_path(task.form())]
+    own = [name for name in names if _matches(name, patterns)]
+    if not 0 < len(own) < len(names):
+        what = "no leaf" if not own else "all leaves, so that nothing would be shared"
+        raise ConfigError("leaves", personal, f"it names {what}; there are: {', '.join(names[:20])}")
+    return partial(task, AllBut(patterns), params)
+
+
 @dataclass(frozen=True, eq=False)
 class Partial(Task):
     """A task of which a part is learned, as :func:`partial` makes it.
@@ -91,6 +125,9 @@ class Partial(Task):
 
     def whole_of(self, params: Params) -> Params:
         return self.joined(params, self.frozen)
+
+    def whole_with(self, params: Params, frozen: Any) -> Params:
+        return self.joined(params, frozen)
 
     def part_of(self, params: Params) -> Params:
         leaves = {tensor_name(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(params)}
