@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,7 +42,7 @@ from fedax.engine.options import Options
 from fedax.engine.places.device import first_state
 from fedax.engine.plan import RunPlan, is_small, make_plan
 from fedax.engine.timetable import Pacing, pacing, participation_of
-from fedax.errors import ConfigError
+from fedax.errors import ConfigError, caller_level
 from fedax.federation.census import Census
 from fedax.federation.participation import Participation, WithoutLate
 from fedax.federation.work import Deadline, GeometricSteps, Steps, StepsByRound, Work
@@ -53,6 +54,9 @@ from fedax.wire.wire import Wire
 
 if TYPE_CHECKING:
     from fedax.privacy import Ledger
+
+
+_NAMED = 10  # parameters that a warning names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +261,7 @@ def trace(checked: CheckedInput, planned: PlannedRun) -> Traced:
         return dry_run(hyper._replace(method=method, wire=wire), fed, key, x, plain)
 
     alone = traced(hyper.method, inside(wire))
+    asked.shared.once("idle", lambda: _warn_of(alone.idle, len(jax.tree.leaves(x.tree))), checked.task)
     check_uploads(asked.aggregate, hyper.method, alone.forms)
     rounds, ledger = int(asked.rounds), None
     if asked.privacy is not None:
@@ -275,6 +280,16 @@ def trace(checked: CheckedInput, planned: PlannedRun) -> Traced:
     forms = known_forms(layers.made.forms, layers.method, wire)
     forms = secured.forms(wire, layers.compressed, participation, census, forms)
     return Traced(layers.method, layers.compressed, forms, lambda: layers.made.digest + noise, ledger, rounds, stops)
+
+
+def _warn_of(idle: list[str], number: int) -> None:
+    """Warn of parameters that no gradient reaches."""
+    if idle:
+        few = ", ".join(idle[:_NAMED]) + (", …" if len(idle) > _NAMED else "")
+        text = f"{len(idle)} of {number} arrays of parameters never get a gradient; they stay as they are and are sent"
+        hint = "Keep constants out of what init returns, or learn the rest alone: fedax.tasks.partial(task, …). "
+        hint += "If these are statistics of BatchNorm: fedax keeps none, use GroupNorm or LayerNorm"
+        warnings.warn(f"{text}: {few}. {hint}", UserWarning, stacklevel=caller_level())
 
 
 def bind(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> Job:

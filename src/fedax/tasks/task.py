@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -289,6 +290,11 @@ _CALLED_AS = {
 def _initial(task: Task, key: Any) -> Params:
     """The parameters of the task's ``init``, as arrays of a fixed type, checked to be ones that fedax can train."""
     params = call("task.init", _CALLED_AS["init"], task.init, key)
+    for path, node in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_state):
+        if _is_state(node):
+            what = f"returned a layer of Equinox that has a state, at {jax.tree_util.keystr(path)}"
+            hint = "fedax keeps parameters alone: in place of BatchNorm use GroupNorm or LayerNorm"
+            raise CodeError("task.init", what, hint, place_of(task.init))
     leaves, form = jax.tree_util.tree_flatten_with_path(params)
     if not leaves:
         raise CodeError("task.init", "returned no array", "return a pytree of parameters", place_of(task.init))
@@ -297,7 +303,7 @@ def _initial(task: Task, key: Any) -> Params:
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):
             hint = "parameters are arrays alone; of an Equinox model take eqx.filter(model, eqx.is_inexact_array)"
             raise CodeError("task.init", f"returned a {type(leaf).__name__} at {name}", hint, place_of(task.init))
-        _check_dtype(name, jnp.result_type(leaf))
+        _check_dtype(name, jnp.result_type(leaf), type(params))
     return jax.tree.unflatten(form, [jnp.asarray(leaf, jnp.result_type(leaf)) for _, leaf in leaves])
 
 
@@ -316,8 +322,12 @@ def check_params(params: Params, form: Params) -> None:
             raise ConfigError(name, got, "there are values that are not finite")
 
 
-def _check_dtype(name: str, dtype: Any) -> None:
-    """Raise a ConfigError unless parameters can have this type."""
+def _is_state(node: Any) -> bool:
+    return isinstance(node, eqx.nn.StateIndex)
+
+
+def _check_dtype(name: str, dtype: Any, of: type) -> None:
+    """Raise a ConfigError unless parameters, in a pytree ``of`` this type, can have this type."""
     if dtype in (jnp.float32, jnp.float64, jnp.bfloat16):
         return
     if jnp.issubdtype(dtype, jnp.complexfloating):
@@ -326,6 +336,8 @@ def _check_dtype(name: str, dtype: Any) -> None:
         hint = "its range is too narrow to train in without scaling losses: use bfloat16 or float32"
     else:
         hint = "parameters are floating-point arrays; keep others out"
+        if of.__module__.startswith("flax.nnx"):
+            hint += ": graph, params, rest = nnx.split(net, nnx.Param, ...)"
     raise ConfigError(name, dtype, hint)
 
 
