@@ -45,6 +45,9 @@ class Task:
             set. Of classification the logits [b, C], or of two classes the log-odds of the second one, [b]; of
             regression the predictions, [b] or [b, k]. ``None``: the task has none.
         kind: ``"classification"`` or ``"regression"``, which says how ``outputs`` are read; else ``None``.
+        augment: ``augment(batch, key) -> batch`` changes the examples of a minibatch before its gradient, such as
+            :class:`fedax.tasks.CropAndFlip`. The key is one of client, round, exchange and step. Evaluation does
+            without.
 
     Raises:
         ConfigError: one of them is no function; another kind; a metric of ``outputs`` where there are none.
@@ -62,6 +65,7 @@ class Task:
     name: str = "task"
     outputs: Callable[[Params, Examples], Any] | None = None
     kind: Literal["classification", "regression"] | None = None
+    augment: Callable[[Examples, Any], Examples] | None = None
     run_metrics: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +78,7 @@ class Task:
             of_examples = {name: each for name, each in given.items() if not isinstance(each, RunMetric)}
             object.__setattr__(self, "metrics", of_examples)
         functions: dict[str, Any] = {"init": self.init, "loss": self.loss}
-        optional = {"check": self.check, "outputs": self.outputs}
+        optional = {"check": self.check, "outputs": self.outputs, "augment": self.augment}
         functions |= {name: function for name, function in optional.items() if function is not None}
         functions |= {f"metrics[{name!r}]": metric for name, metric in self.metrics.items()}
         for name, function in functions.items():
@@ -258,7 +262,9 @@ class Task:
             for name, metric in self.metrics.items()
         }
         outputs = None if self.outputs is None else functools.partial(answering, self.outputs)
-        return _Trained(init, loss, metrics | self.run_metrics, self.check, self.name, outputs, self.kind, self)
+        augment = None if self.augment is None else functools.partial(_augmented, self.augment)
+        metrics |= self.run_metrics
+        return _Trained(init, loss, metrics, self.check, self.name, outputs, self.kind, augment, self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,6 +290,7 @@ _CALLED_AS = {
     "metrics": "fn(params, batch) -> [b]",
     "check": "check(examples)",
     "outputs": "outputs(params, batch)",
+    "augment": "augment(batch, key) -> batch",
 }
 
 
@@ -357,6 +364,16 @@ def _each(field: str, kind: str, function: Callable[..., Any], *args: Any) -> An
     if not any(jnp.issubdtype(values.dtype, dtype) for dtype in allowed):
         raise refused(hint=f"return {one} per example, real numbers")
     return _wide(values)
+
+
+def _augmented(function: Callable[..., Any], batch: Examples, key: Any) -> Examples:
+    """What the user's ``augment`` makes of a batch: as many examples, of the same columns."""
+    made = call("task.augment", _CALLED_AS["augment"], function, batch, key, about=f"the batch is {spelled(batch)}")
+    rows = [[jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(each)] for each in (batch, made)]
+    if jax.tree.structure(made) != jax.tree.structure(batch) or rows[0] != rows[1]:  # type: ignore[operator]
+        hint = f"return the batch with other values, as {{**batch, 'x': ...}}; it is {spelled(batch)}"
+        raise CodeError("task.augment", f"returned {spelled(made)}", hint, place_of(function))
+    return made
 
 
 def _rounded(leaf: Any) -> Any:
