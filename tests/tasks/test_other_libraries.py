@@ -166,8 +166,10 @@ def plain_constant(inside):
     ids=["linen", "nnx", "plain", "jit", "checkpoint"],
 )
 def test_parameters_without_a_gradient_are_named(make, names):
+    task = make()
     with pytest.warns(UserWarning, match=f"never get a gradient.*: {', '.join(names)}. Keep .*GroupNorm") as caught:
-        fedax.simulate(fedax.create("fedavg", lr=0.1), make(), DATA, rounds=1, batch_size=3)
+        for method in ("fedavg", "scaffold"):
+            fedax.simulate(fedax.create(method, lr=0.1), task, DATA, rounds=1, batch_size=3)
     assert len(caught) == 1
     assert caught[0].filename == __file__
 

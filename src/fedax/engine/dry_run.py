@@ -170,7 +170,8 @@ def _reached(
         if not any(entering := [depends(atom) for atom in equation.invars]):
             continue
         name, params = equation.primitive.name, equation.params
-        inner = getattr(params.get("jaxpr", params.get("call_jaxpr")), "jaxpr", params.get("jaxpr"))
+        inner = params.get("jaxpr", params.get("call_jaxpr"))
+        inner = getattr(inner, "jaxpr", inner)  # without its constants
         if name != "scan" and inner is not None and len(inner.invars) == len(entering):
             leaving = _reached(inner, entering, met, through)
         else:

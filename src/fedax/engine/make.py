@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 
 _NAMED = 10  # parameters that a warning names
+
+_warned: weakref.WeakSet[Task] = weakref.WeakSet()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +264,7 @@ def trace(checked: CheckedInput, planned: PlannedRun) -> Traced:
         return dry_run(hyper._replace(method=method, wire=wire), fed, key, x, plain)
 
     alone = traced(hyper.method, inside(wire))
-    asked.shared.once("idle", lambda: _warn_of(alone.idle, len(jax.tree.leaves(x.tree))), checked.task)
+    _warn_of(checked.task, alone.idle, len(jax.tree.leaves(x.tree)))
     check_uploads(asked.aggregate, hyper.method, alone.forms)
     rounds, ledger = int(asked.rounds), None
     if asked.privacy is not None:
@@ -282,9 +285,10 @@ def trace(checked: CheckedInput, planned: PlannedRun) -> Traced:
     return Traced(layers.method, layers.compressed, forms, lambda: layers.made.digest + noise, ledger, rounds, stops)
 
 
-def _warn_of(idle: list[str], number: int) -> None:
-    """Warn of parameters that no gradient reaches."""
-    if idle:
+def _warn_of(task: Task, idle: list[str], number: int) -> None:
+    """Warn of parameters that no gradient reaches; once of a task, for it may be in many runs."""
+    if idle and task not in _warned:
+        _warned.add(task)
         few = ", ".join(idle[:_NAMED]) + (", …" if len(idle) > _NAMED else "")
         text = f"{len(idle)} of {number} arrays of parameters never get a gradient; they stay as they are and are sent"
         hint = "Keep constants out of what init returns, or learn the rest alone: fedax.tasks.partial(task, …). "
