@@ -320,7 +320,11 @@ def test_a_bfloat16_task_in_a_sweep_and_in_a_diagnosis(mixed):
 
 def test_bfloat16_losses_are_summed_in_float32():
     """A share of 1/600 is no bfloat16 number: their sum would be 1.0016."""
-    ones = lambda params, batch: jnp.ones(len(batch["y"]), jnp.bfloat16) + 0 * params["w"].sum().astype(jnp.bfloat16)  # noqa: E731
+
+    def ones(params, batch):
+        nothing = 0 * (params["w"].sum() + params["b"]).astype(jnp.bfloat16)
+        return jnp.ones(len(batch["y"]), jnp.bfloat16) + nothing
+
     task = fedax.Task(TASK.init, lambda params, batch, key: ones(params, batch), {"ones": ones})
     many = federation([600], [1.0])
     got = run(task=task, data=many, test=many.examples, rounds=0)

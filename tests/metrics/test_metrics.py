@@ -408,6 +408,15 @@ def test_a_metric_for_all_kinds_says_what_it_lacks():
         Largest()([1.5, 2.0], [1.0, 2.0])
 
 
+def test_a_metric_with_another_value_is_refused_before_a_run():
+    class Short(M.Accuracy):
+        def value(self, sums):
+            return 0.0
+
+    with pytest.raises(fedax.ConfigError, match=r"Short.value cannot .*value\(sums, labels\).*test_metrics.py:\d+"):
+        fedax.tasks.softmax_regression(2, 2).with_metrics(short=Short())
+
+
 @pytest.mark.parametrize(
     "metric", [M.AUC(), M.Accuracy(), M.OnHost(sk.roc_auc_score, of="scores")], ids=["auc", "accuracy", "host"]
 )

@@ -129,3 +129,48 @@ def test_no_number_of_classes_is_taken_for_the_batch(classes):
     data = fedax.FederatedData({"x": np.zeros((32, 4), np.float32), "y": np.zeros(32, int)}, [16, 16])
     with pytest.raises(CodeError, match=rf"apply .*\[{classes}, \d+\]; classes = {classes}"):
         fedax.simulate(fedax.create("fedavg"), across, data, rounds=1, batch_size=32)
+
+
+def images_of(dtype, *shape):
+    x = np.random.default_rng(0).integers(0, 256 if dtype == np.uint8 else 2, (8, *shape)).astype(dtype)
+    return fedax.FederatedData({"x": x, "y": np.arange(8) % 3}, [4, 4])
+
+
+def own_task(prepared):
+    """A task of the user's own, whose model gets ``prepared(x)``."""
+
+    def loss(params, batch, key):
+        x = prepared(batch["x"])
+        scores = x.reshape(len(x), -1) @ params
+        return -jax.nn.log_softmax(scores)[jnp.arange(len(x)), batch["y"]]
+
+    return fedax.Task(lambda key: jnp.zeros((16 * 16, 3)), loss)
+
+
+def convolved(x):
+    kernel = jnp.ones((3, 3, 1, 1), jnp.float32)
+    return jax.lax.conv_general_dilated(
+        x.astype(jnp.float32), kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+@pytest.mark.parametrize("prepared", [lambda x: x, jax.jit(lambda x: x[:, ::-1].astype(jnp.float32)), convolved])
+def test_uint8_images_that_reach_weights_as_they_are(prepared):
+    with pytest.raises(CodeError, match=r"task.loss .*uint8 images.*255; divide by 255.*test_bad_input.py:\d+"):
+        fedax.simulate(fedax.create("fedavg"), own_task(prepared), images_of(np.uint8, 16, 16, 1), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("prepared", "dtype", "shape"),
+    [
+        (lambda x: x / 255, np.uint8, (16, 16, 1)),
+        (lambda x: (x.astype(jnp.float32) - 127) * (1 / 64), np.uint8, (16, 16)),
+        (lambda x: x, np.bool_, (16, 16, 1)),
+        (lambda x: x, np.float32, (16, 16, 1)),
+        (lambda x: x, np.uint8, (256,)),  # a table, which no task of fedax scales either
+        (lambda x: jnp.linspace(0, 1, 256)[x], np.uint8, (16, 16)),  # an embedding
+    ],
+)
+def test_own_tasks_that_scale_images_or_have_none(prepared, dtype, shape):
+    run = fedax.simulate(fedax.create("fedavg", lr=1e-6), own_task(prepared), images_of(dtype, *shape), rounds=1)
+    assert np.isfinite(run.history["train_loss"]).all()

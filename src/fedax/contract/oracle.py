@@ -19,6 +19,7 @@ Loss = Callable[[Array, Tree], Array]  # of the outputs and examples of a batch,
 
 _OF_GRADIENTS = 5  # the fields of OracleCalls that are of gradients and loops
 _BLOCK = 256  # rows that a full gradient takes at a time
+_AUGMENT = 0x61756701  # of the keys for augmentation, which are others than those for dropout
 
 
 class Oracle:
@@ -122,7 +123,7 @@ class Oracle:
         block = min(self._max_size, max(_BLOCK, self._batch_size))
 
         def add(i: Number, total: Array) -> Array:
-            return total + self._objective(*self._rows(i * block + jnp.arange(block)), i, None)(y.tree)
+            return total + self._objective(*self._block(i, block), i, None)(y.tree)
 
         zero = jax.eval_shape(add, jnp.int32(0), jnp.zeros(()))
         total: Array = jax.lax.fori_loop(0, -(-self._size // block), add, jnp.zeros((), zero.dtype))
@@ -138,7 +139,7 @@ class Oracle:
         return self._outputs(y.tree, self._batch(k)[0])
 
     def batch(self, k: Number = 0) -> Tree:
-        """The examples of the k-th minibatch, leaves [b, …]; nothing is counted.
+        """The examples of the k-th minibatch, leaves [b, …], as the task augments them; nothing is counted.
 
         With ``batch_size=None`` these are as many rows as the largest client has. Those beyond this client's own are
         copies, which count as 0 in means of the oracle.
@@ -157,7 +158,7 @@ class Oracle:
             raise TypeError("b is a Python int, or the oracle's steps")
 
         def add(k: Number, total: Vector) -> Vector:
-            return total + self._gradient(y, *self._minibatch(k), k)
+            return total + self._gradient(y, *self._batch(k), k)
 
         mean: Vector = jax.lax.fori_loop(0, b, add, zeros_like(y)) / b
         return mean
@@ -170,7 +171,7 @@ class Oracle:
         block = min(self._max_size, max(_BLOCK, self._batch_size))
 
         def add(i: Number, total: Vector) -> Vector:
-            return total + self._gradient(y, *self._rows(i * block + jnp.arange(block)), i)
+            return total + self._gradient(y, *self._block(i, block), i)
 
         total: Vector = jax.lax.fori_loop(0, -(-self._size // block), add, zeros_like(y))
         return total
@@ -221,8 +222,19 @@ class Oracle:
         self.asked = OracleCalls(*map(operator.add, self.asked, OracleCalls(*more, **named)))
 
     def _batch(self, k: Number) -> tuple[Tree, Tree]:
-        """The k-th minibatch, and the weights of its examples."""
-        return self._all if self._batch_size is None else self._minibatch(k)
+        """The k-th minibatch, augmented, and the weights of its examples."""
+        batch, weights = self._all if self._batch_size is None else self._minibatch(k)
+        return self._augmented(batch, k), weights
+
+    def _block(self, i: Number, rows: int) -> tuple[Tree, Tree]:
+        """The i-th block of so many rows, augmented, and their weights."""
+        batch, weights = self._rows(i * rows + jnp.arange(rows))
+        return self._augmented(batch, i), weights
+
+    def _augmented(self, batch: Tree, k: Number) -> Tree:
+        if self._task.augment is None:
+            return batch
+        return self._task.augment(batch, jax.random.fold_in(jax.random.fold_in(self.key, k), _AUGMENT))
 
     def _outputs(self, params: Tree, batch: Tree) -> Array:
         if self._task.outputs is None:

@@ -5,16 +5,18 @@ It finds what is wrong with a task or a method that the user wrote, and counts t
 
 import functools
 import itertools
+from collections.abc import Collection, Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 
 from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
-from fedax.contract.vector import Vector, spelled
+from fedax.contract.vector import Vector, spelled, tensor_name
 from fedax.engine.devices import in_precision
 from fedax.engine.fingerprint import digest
 from fedax.engine.loop import Federation, Hyper
@@ -31,11 +33,12 @@ class DryRun:
 
     Args:
         forms: the forms of the exchanges of the warm-up, and of those of a round.
+        idle: the names of the parameters that the task's loss does not depend on: their gradient is always 0.
         programs: the traced programs of the start and of a round. They are kept until their digest is computed.
     """
 
-    def __init__(self, forms: tuple[list[ExchangeForm], list[ExchangeForm]], *programs: Unknown):
-        self.forms = forms
+    def __init__(self, forms: tuple[list[ExchangeForm], list[ExchangeForm]], idle: list[str], *programs: Unknown):
+        self.forms, self.idle = forms, idle
         self._programs = programs
 
     @functools.cached_property
@@ -73,6 +76,7 @@ def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: RunPlan, types:
     hyper, fed, key, x = jax.tree.unflatten(structure, leaves)
     algorithm = hyper.method
     _check_task(plan, fed.examples, x)
+    idle = _check_gradient(plan, fed.examples, x, key)
     kind = type(algorithm)
     if any(not of_a_library(each.__module__) for each in kind.__mro__):
         algorithm = _checked(algorithm, x)
@@ -100,7 +104,7 @@ def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: RunPlan, types:
             "server() and client() have to return the form that init() and init_client() return",
             place_of(kind if kind.server is Algorithm.server else kind.server),
         )
-    return DryRun((warmup, forms), start, program)
+    return DryRun((warmup, forms), idle, start, program)
 
 
 def _leaves(tree: Tree) -> list[tuple[Tree, Tree]]:
@@ -122,6 +126,66 @@ def _check_task(plan: RunPlan, examples: Tree, x: Vector) -> None:
     if plan.task.whole_metrics:
         jax.eval_shape(plan.task.answers, x.tree, batch)
         jax.eval_shape(plan.task.metric_sums, x.tree, batch, jax.ShapeDtypeStruct((b,), jnp.int32))
+
+
+def _check_gradient(plan: RunPlan, examples: Tree, x: Vector, key: Array) -> list[str]:
+    """Trace the gradient of a minibatch, as a round does; the names of the parameters whose gradient is always 0.
+
+    Raises:
+        CodeError: images of whole numbers from 0 to 255 are multiplied by weights.
+    """
+    b = plan.batch_size or plan.max_size
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((b, *leaf.shape[1:]), leaf.dtype), examples)
+    weights = jax.ShapeDtypeStruct((b,), float) if plan.batch_size is None else 1 / b
+    program = jax.make_jaxpr(plan.task.gradient)(x.tree, batch, weights, key)
+    n = len(jax.tree.leaves(x.tree))
+    images = [leaf.dtype == jnp.uint8 and leaf.ndim >= 3 for leaf in jax.tree.leaves(batch)]
+    if any(images):
+        met: set[str] = set()
+        _reached(program, [False] * n + images + [False] * 2, met, _MOVES)
+        if met & {"dot_general", "conv_general_dilated"}:
+            user = getattr(plan.task, "of", plan.task).entire
+            hint = "divide by 255, as the tasks of fedax do; or give examples of float32, if these numbers are meant"
+            what = "multiplies uint8 images by weights as they are, from 0 to 255"
+            raise CodeError("task.loss", what, hint, place_of(user.loss))
+    # Each example's loss is multiplied by its weight, and so is all that a gradient is made of.
+    learned = _reached(program, [False] * (n + len(images)) + [True, False])
+    return [tensor_name(at) for (at, _), is_learned in zip(_leaves(x.tree), learned, strict=True) if not is_learned]
+
+
+def _reached(
+    program: Unknown, given: Sequence[bool], met: set[str] | None = None, through: Collection[str] | None = None
+) -> list[bool]:
+    """Which results of a traced program depend on the given ones of its inputs.
+
+    ``met``: takes the operations that one of them enters; ``through``: those whose results count, default: all.
+    """
+    program = getattr(program, "jaxpr", program)
+    there = {variable for variable, is_given in zip(program.invars, given, strict=True) if is_given}
+
+    def depends(atom: Unknown) -> bool:
+        return not isinstance(atom, Literal) and atom in there
+
+    for equation in program.eqns:
+        if not any(entering := [depends(atom) for atom in equation.invars]):
+            continue
+        name, params = equation.primitive.name, equation.params
+        inner = params.get("jaxpr", params.get("call_jaxpr"))
+        inner = getattr(inner, "jaxpr", inner)  # without its constants
+        if name != "scan" and inner is not None and len(inner.invars) == len(entering):
+            leaving = _reached(inner, entering, met, through)
+        else:
+            moved = through is not None and name in through and (entering[0] or name == "concatenate")  # no index
+            leaving = [through is None or moved] * len(equation.outvars)
+            if met is not None:
+                met.add(name)
+        there |= {variable for variable, is_reached in zip(equation.outvars, leaving, strict=True) if is_reached}
+    return [depends(atom) for atom in program.outvars]
+
+
+# Operations that change the form of an array, and not its values.
+_MOVES = {"convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice"}
+_MOVES |= {"gather", "rev", "pad", "concatenate", "copy", "copy_p"}
 
 
 def _checked(algorithm: Algorithm, x: Vector) -> Algorithm:

@@ -250,6 +250,8 @@ def _task_programs(task: Task, params: Tree, examples: Tree) -> dict[str, str]:
             return bound.loss(tree, batch, key), bound.loss(tree, batch, None)
 
         traced["task.loss"] = trace(losses, key)
+        if task.augment is not None:
+            traced["task.augment"] = trace(lambda bound, tree, batch, key: bound.augment(batch, key), key)
         for name, metric in task.metrics.items():
             if not isinstance(metric, Metric):
                 traced[f"task.metrics[{name!r}]"] = trace(lambda bound, *given: bound.metrics[name](*given))  # noqa: B023

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,7 +46,7 @@ from fedax.engine.plan import RunPlan, is_small, make_plan
 from fedax.engine.timetable import Pacing, pacing, participation_of
 from fedax.engine.turns import PersonalPlan, has_personal
 from fedax.engine.turns import plan_of as personal_plan
-from fedax.errors import ConfigError
+from fedax.errors import ConfigError, caller_level
 from fedax.federation.census import Census
 from fedax.federation.participation import Participation, WithoutLate
 from fedax.federation.work import Deadline, GeometricSteps, Steps, StepsByRound, Work
@@ -57,6 +59,11 @@ from fedax.wire.wire import Wire
 
 if TYPE_CHECKING:
     from fedax.privacy import Ledger
+
+
+_NAMED = 10  # parameters that a warning names
+
+_warned: weakref.WeakSet[Task] = weakref.WeakSet()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,6 +282,7 @@ def trace(checked: CheckedInput, planned: PlannedRun) -> Traced:
         return dry_run(hyper._replace(method=method, wire=wire), fed, key, x, plain)
 
     alone = traced(hyper.method, inside(wire))
+    _warn_of(checked.task, alone.idle, len(jax.tree.leaves(x.tree)))
     check_uploads(asked.aggregate, hyper.method, alone.forms)
     rounds, ledger = int(asked.rounds), None
     if asked.privacy is not None:
@@ -293,6 +301,17 @@ def trace(checked: CheckedInput, planned: PlannedRun) -> Traced:
     forms = known_forms(layers.made.forms, layers.method, wire)
     forms = secured.forms(wire, layers.compressed, participation, census, forms)
     return Traced(layers.method, layers.compressed, forms, lambda: layers.made.digest + noise, ledger, rounds, stops)
+
+
+def _warn_of(task: Task, idle: list[str], number: int) -> None:
+    """Warn of parameters that no gradient reaches; once of a task, for it may be in many runs."""
+    if idle and task not in _warned:
+        _warned.add(task)
+        few = ", ".join(idle[:_NAMED]) + (", …" if len(idle) > _NAMED else "")
+        text = f"{len(idle)} of {number} arrays of parameters never get a gradient; they stay as they are and are sent"
+        hint = "Keep constants out of what init returns, or learn the rest alone: fedax.tasks.partial(task, …). "
+        hint += "If these are statistics of BatchNorm: fedax keeps none, use GroupNorm or LayerNorm"
+        warnings.warn(f"{text}: {few}. {hint}", UserWarning, stacklevel=caller_level())
 
 
 def bind(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> Job:

@@ -6,6 +6,7 @@ the total. The program that evaluates the model computes the sums, on its device
 float64. Outside of a run both are computed in float64 on the host, by the same formulas.
 """
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.errors import ConfigError, ExampleError
+from fedax.errors import CodeError, ConfigError, ExampleError, place_of
 
 Array = Any
 Sums = Any
@@ -146,11 +147,17 @@ def check_metrics(metrics: Mapping[str, Any], outputs: Callable[..., Any] | None
     """Check that a task with these outputs can have these metrics.
 
     Raises:
-        ConfigError: one needs outputs and there are none, or is for tasks of another kind.
+        ConfigError: one needs outputs and there are none, is for tasks of another kind, or has another ``value``.
     """
     for name, metric in metrics.items():
         if not isinstance(metric, Metric):
             continue
+        try:
+            inspect.signature(metric.value).bind({}, ())
+        except TypeError as error:
+            what = f"cannot take its arguments ({error})"
+            hint = "it is called as value(sums, labels); give labels the default ()"
+            raise CodeError(f"{type(metric).__name__}.value", what, hint, place_of(metric.value)) from None
         if outputs is None:
             hint = "a metric of a whole data set needs what the model answers: give the task outputs and kind too"
             raise ConfigError(f"metrics[{name!r}]", metric, hint)

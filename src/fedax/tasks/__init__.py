@@ -5,6 +5,7 @@ from typing import Any
 from fedax.errors import CodeError, place_of
 from fedax.registry import Registry
 from fedax.tasks.classification import classification
+from fedax.tasks.images import CropAndFlip
 from fedax.tasks.linear import linear_regression, logistic_regression, quadratic, softmax_regression
 from fedax.tasks.models import char_lstm, cnn, mlp, mlp_regression, resnet18, vgg11
 from fedax.tasks.pytorch import from_export, from_torch, to_torch_state_dict
@@ -13,6 +14,7 @@ from fedax.tasks.trainable import LoRA, partial
 
 __all__ = [
     "TASKS",
+    "CropAndFlip",
     "LoRA",
     "Task",
     "available",

@@ -9,8 +9,9 @@ import numpy as np
 from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
 from fedax.metrics import AUC, F1, MAE, R2
+from fedax.metrics.base import second
 from fedax.tasks import checks
-from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
+from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, number, whole
 from fedax.tasks.losses import correct, cross_entropy, ridge
 from fedax.tasks.once import once
 from fedax.tasks.task import Task
@@ -29,6 +30,8 @@ def classification(
     l2: Real = 0.0,
     check: Callable[[np.ndarray], None] | None = None,
     name: str = "classification",
+    class_weights: ClassWeights = None,
+    augment: Callable[[Any, Any], Any] | None = None,
 ) -> Task:
     """Classification by anyone's model: Equinox, Flax or a plain function.
 
@@ -45,6 +48,10 @@ def classification(
         l2: ≥ 0, part of each example's loss, over all parameters (what is called weight decay elsewhere).
         check: ``check(x)`` raises :class:`fedax.errors.DataError` for inputs (NumPy) that the model cannot take.
         name: for reports.
+        class_weights: a number ≥ 0 for each class, by which the cross-entropy of its examples is multiplied, in
+            training and in every loss that is reported; other metrics are as without. Default: 1 each.
+        augment: of minibatches in training, as of :class:`fedax.Task`; of images
+            ``fedax.tasks.CropAndFlip(crop=4)``.
 
     Examples are ``{"x": [n, ...], "y": [n] whole numbers from 0 to classes − 1}``. x of uint8 or bool becomes
     floating-point numbers here, so that the data stay small in memory; uint8 images, [n, h, w] or [n, h, w, c], are
@@ -52,8 +59,8 @@ def classification(
     model as it is.
 
     Raises:
-        ConfigError: fewer than 2 classes, a negative l2, a std that is not positive; when it is used, an ``apply`` that
-            fails or returns anything but [b, classes].
+        ConfigError: fewer than 2 classes, a negative l2, a std that is not positive, no such class weights; when it is
+            used, an ``apply`` that fails or returns anything but [b, classes].
 
     Example:
         >>> import fedax, jax
@@ -68,7 +75,7 @@ def classification(
     """
     whole("classes", classes, low=2)
     number("l2", l2, low=0)
-    scale = scaling(mean, std)
+    scale, weighed = scaling(mean, std), weighing(class_weights, classes)
 
     @once
     def logits(params: Any, x: Any, key: Any) -> Any:
@@ -81,7 +88,8 @@ def classification(
         return scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
-        return cross_entropy(logits(params, batch["x"], key), batch["y"]) + ridge(params, l2)
+        each = cross_entropy(logits(params, batch["x"], key), batch["y"])
+        return weighed(each, batch["y"]) + ridge(params, l2)
 
     def outputs(params: Any, batch: Any) -> Any:
         return logits(params, batch["x"], None)
@@ -97,7 +105,24 @@ def classification(
         checks.labels(y, classes)
 
     metrics = {"accuracy": accuracy} | (OF_TWO_CLASSES if classes == 2 else {})
-    return Task(init, loss, metrics, check_examples, name, outputs, "classification")
+    return Task(init, loss, metrics, check_examples, name, outputs, "classification", augment)
+
+
+def weighing(class_weights: ClassWeights, classes: int) -> Callable[[Any, Any], Any]:
+    """``weighed(losses, y)``: the losses of examples times the weights of their classes y.
+
+    Raises:
+        ConfigError: weights that cannot be used.
+    """
+    if class_weights is None:
+        return lambda losses, y: losses
+    if not isinstance(class_weights, tuple) or len(class_weights) != classes:
+        raise ConfigError("class_weights", class_weights, f"give {classes} numbers, one for each class")
+    for weight in class_weights:
+        number("class_weights", weight, low=0)
+    if not any(class_weights):
+        raise ConfigError("class_weights", class_weights, "give a positive number for a class at least")
+    return lambda losses, y: losses * jnp.asarray(class_weights, losses.dtype)[second(y) if classes == 2 else y]
 
 
 def scaling(mean: PerChannel, std: PerChannel) -> Callable[[Any], Any]:

@@ -14,6 +14,7 @@ from fedax.tasks.task import Task
 
 Real = float | int
 PerChannel = Real | Sequence[Real] | None
+ClassWeights = Sequence[Real] | None
 
 
 class Factory:
@@ -36,7 +37,8 @@ class Factory:
         except TypeError as error:
             raise TypeError(f"{self.__name__}(): {error}") from None
         bound.apply_defaults()
-        arguments = {name: _hashable(value) for name, value in bound.arguments.items()}
+        given = {name: _hashable(value) for name, value in bound.arguments.items()}
+        arguments = {name: value for name, value in given.items() if name not in _LATER or value not in _OFF}
         for name, value in arguments.items():
             try:
                 hash(value)
@@ -48,6 +50,9 @@ class Factory:
         _made_with[task.loss] = self.__name__, arguments
         return task
 
+
+# Arguments that came later are left out while they are off, so that a run of before is still the same run.
+_LATER, _OFF = ("augment", "class_weights", "crop", "flip"), (None, False, 0)
 
 _made_with: weakref.WeakKeyDictionary[Callable[..., Any], tuple[str, dict[str, Any]]] = weakref.WeakKeyDictionary()
 

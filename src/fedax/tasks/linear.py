@@ -9,8 +9,8 @@ import numpy as np
 
 from fedax.errors import ExampleError
 from fedax.tasks import checks
-from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES, classification
-from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
+from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES, classification, weighing
+from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, number, whole
 from fedax.tasks.layers import dense
 from fedax.tasks.losses import ridge
 from fedax.tasks.task import Task
@@ -107,7 +107,7 @@ def linear_regression(features: int, bias: bool = True) -> Task:
 
 
 @Factory
-def logistic_regression(features: int, l2: Real = 0.0) -> Task:
+def logistic_regression(features: int, l2: Real = 0.0, class_weights: ClassWeights = None) -> Task:
     """Two classes, labelled −1 and +1, separated by the sign of xᵀw.
 
     ``f(w) = log(1 + exp(−y xᵀw)) + (l2/2)‖w‖²``. There is no bias, as in the paper: append a column of ones to x
@@ -116,6 +116,7 @@ def logistic_regression(features: int, l2: Real = 0.0) -> Task:
     Args:
         features: length of an x, at least 1.
         l2: λ ≥ 0, part of each example's loss; 1/n in the paper.
+        class_weights: of −1 and of +1; see :func:`fedax.tasks.classification`.
 
     Examples are ``{"x": [n, features], "y": [n]}``.
 
@@ -133,12 +134,14 @@ def logistic_regression(features: int, l2: Real = 0.0) -> Task:
     """
     whole("features", features)
     number("l2", l2, low=0)
+    weighed = weighing(class_weights, 2)
 
     def outputs(params: Any, batch: Any) -> Any:
         return batch["x"] @ params["w"]
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
-        return jax.nn.softplus(-batch["y"] * outputs(params, batch)) + ridge(params, l2)
+        each = jax.nn.softplus(-batch["y"] * outputs(params, batch))
+        return weighed(each, batch["y"]) + ridge(params, l2)
 
     def accuracy(params: Any, batch: Any) -> Any:
         scores = outputs(params, batch)
@@ -159,7 +162,12 @@ def logistic_regression(features: int, l2: Real = 0.0) -> Task:
 
 @Factory
 def softmax_regression(
-    features: int, classes: int, l2: Real = 0.0, mean: PerChannel = None, std: PerChannel = None
+    features: int,
+    classes: int,
+    l2: Real = 0.0,
+    mean: PerChannel = None,
+    std: PerChannel = None,
+    class_weights: ClassWeights = None,
 ) -> Task:
     """Multinomial logistic regression.
 
@@ -171,6 +179,7 @@ def softmax_regression(
         classes: at least 2.
         l2: ≥ 0, part of each example's loss.
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
+        class_weights: of each class; see there.
 
     Examples are ``{"x": [n, ...] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
@@ -195,4 +204,4 @@ def softmax_regression(
         return dense(x.reshape(x.shape[0], -1), params["w"], params["b"])
 
     check = functools.partial(checks.features, count=features)
-    return classification(init, apply, classes, mean, std, l2, check, "softmax_regression")
+    return classification(init, apply, classes, mean, std, l2, check, "softmax_regression", class_weights)

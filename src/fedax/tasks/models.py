@@ -17,7 +17,8 @@ from fedax.errors import ConfigError
 from fedax.metrics import Perplexity
 from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, classification, scaling
-from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
+from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, image, number, whole
+from fedax.tasks.images import augmentation
 from fedax.tasks.initial import UniformInit, draw, glorot, he, lecun, readout
 from fedax.tasks.layers import conv2d, conv_and_pool, dense, dropout, group_norm, lstm
 from fedax.tasks.losses import correct, cross_entropy, ridge
@@ -43,6 +44,7 @@ def mlp(
     l2: Real = 0.0,
     mean: PerChannel = None,
     std: PerChannel = None,
+    class_weights: ClassWeights = None,
 ) -> Task:
     """Multilayer perceptron: dense layers with ReLU between them.
 
@@ -55,6 +57,7 @@ def mlp(
         hidden: units of each hidden layer. The default is McMahan's "2NN"; (200,) is a two-layer network.
         l2: ≥ 0, part of each example's loss (weight decay).
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
+        class_weights: of each class; see there.
 
     Examples are ``{"x": [n, ...] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
@@ -77,7 +80,7 @@ def mlp(
         return draw(key, _perceptron((features, *hidden, classes)))
 
     check = functools.partial(checks.features, count=features)
-    return classification(init, _forward, classes, mean, std, l2, check, "mlp")
+    return classification(init, _forward, classes, mean, std, l2, check, "mlp", class_weights)
 
 
 @Factory
@@ -171,6 +174,9 @@ def cnn(
     mean: PerChannel = None,
     std: PerChannel = None,
     init: Literal["lecun", "he"] = "lecun",
+    class_weights: ClassWeights = None,
+    crop: int | None = None,
+    flip: bool | None = None,
 ) -> Task:
     """The 4-layer convolutional network of FedDA's experiments.
 
@@ -184,6 +190,8 @@ def cnn(
         filters: 32 for PathMNIST, 64 for CIFAR-10 and FEMNIST in the paper.
         l2: ≥ 0, part of each example's loss (weight decay).
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
+        class_weights: of each class; see there.
+        crop, flip: random crops and mirror images in training; see :class:`fedax.tasks.CropAndFlip`.
 
         init: how the weights of the convolutions start, uniformly. ``"lecun"``, variance 1/fan_in: after ReLU and
             max-pooling each layer's numbers are as large as the ones before, so that a fresh network is unsure; with
@@ -223,7 +231,7 @@ def cnn(
         return dense(x.reshape(x.shape[0], -1), params["head"]["w"], params["head"]["b"])
 
     check = functools.partial(checks.images, shape=size)
-    return classification(start, apply, classes, mean, std, l2, check, "cnn")
+    return classification(start, apply, classes, mean, std, l2, check, "cnn", class_weights, augmentation(crop, flip))
 
 
 # VGG's configuration A: channels of each convolution, cut where a pooling layer stands.
@@ -238,6 +246,9 @@ def vgg11(
     l2: Real = 0.0,
     mean: PerChannel = None,
     std: PerChannel = None,
+    class_weights: ClassWeights = None,
+    crop: int | None = None,
+    flip: bool | None = None,
 ) -> Task:
     """VGG-11 for small images, without normalisation: the network of FedNova's CIFAR-10 experiments.
 
@@ -250,6 +261,8 @@ def vgg11(
         drop: probability of dropout, 0 ≤ drop < 1; off in evaluation.
         l2: ≥ 0, part of each example's loss (weight decay).
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
+        class_weights: of each class; see there.
+        crop, flip: random crops and mirror images in training; see :class:`fedax.tasks.CropAndFlip`.
 
     Examples are ``{"x": [n, *shape] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
@@ -288,7 +301,7 @@ def vgg11(
         return dense(x, params["head"][-1]["w"], params["head"][-1]["b"])
 
     check = functools.partial(checks.images, shape=size)
-    return classification(init, apply, classes, mean, std, l2, check, "vgg11")
+    return classification(init, apply, classes, mean, std, l2, check, "vgg11", class_weights, augmentation(crop, flip))
 
 
 # ResNet-18's eight blocks: channels and stride.
@@ -303,6 +316,9 @@ def resnet18(
     l2: Real = 0.0,
     mean: PerChannel = None,
     std: PerChannel = None,
+    class_weights: ClassWeights = None,
+    crop: int | None = None,
+    flip: bool | None = None,
 ) -> Task:
     """ResNet-18 for small images, with group normalisation.
 
@@ -322,6 +338,8 @@ def resnet18(
         groups: of channels, for the normalisation; a divisor of 64.
         l2: ≥ 0, part of each example's loss (weight decay).
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
+        class_weights: of each class; see there.
+        crop, flip: random crops and mirror images in training; see :class:`fedax.tasks.CropAndFlip`.
 
     Examples are ``{"x": [n, *shape] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
@@ -364,7 +382,9 @@ def resnet18(
         return dense(x.mean(axis=(1, 2)), params["head"]["w"], params["head"]["b"])
 
     check = functools.partial(checks.images, shape=size)
-    return classification(init, apply, classes, mean, std, l2, check, "resnet18")
+    return classification(
+        init, apply, classes, mean, std, l2, check, "resnet18", class_weights, augmentation(crop, flip)
+    )
 
 
 @Factory

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +45,9 @@ class Task:
             set. Of classification the logits [b, C], or of two classes the log-odds of the second one, [b]; of
             regression the predictions, [b] or [b, k]. ``None``: the task has none.
         kind: ``"classification"`` or ``"regression"``, which says how ``outputs`` are read; else ``None``.
+        augment: ``augment(batch, key) -> batch`` changes the examples of a minibatch before its gradient, such as
+            :class:`fedax.tasks.CropAndFlip`. The key is one of client, round, exchange and step. Evaluation does
+            without.
 
     Raises:
         ConfigError: one of them is no function; another kind; a metric of ``outputs`` where there are none.
@@ -61,6 +65,7 @@ class Task:
     name: str = "task"
     outputs: Callable[[Params, Examples], Any] | None = None
     kind: Literal["classification", "regression"] | None = None
+    augment: Callable[[Examples, Any], Examples] | None = None
     run_metrics: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +78,7 @@ class Task:
             of_examples = {name: each for name, each in given.items() if not isinstance(each, RunMetric)}
             object.__setattr__(self, "metrics", of_examples)
         functions: dict[str, Any] = {"init": self.init, "loss": self.loss}
-        optional = {"check": self.check, "outputs": self.outputs}
+        optional = {"check": self.check, "outputs": self.outputs, "augment": self.augment}
         functions |= {name: function for name, function in optional.items() if function is not None}
         functions |= {f"metrics[{name!r}]": metric for name, metric in self.metrics.items()}
         for name, function in functions.items():
@@ -261,7 +266,9 @@ class Task:
             for name, metric in self.metrics.items()
         }
         outputs = None if self.outputs is None else functools.partial(answering, self.outputs)
-        return _Trained(init, loss, metrics | self.run_metrics, self.check, self.name, outputs, self.kind, self)
+        augment = None if self.augment is None else functools.partial(_augmented, self.augment)
+        metrics |= self.run_metrics
+        return _Trained(init, loss, metrics, self.check, self.name, outputs, self.kind, augment, self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,12 +297,18 @@ _CALLED_AS = {
     "metrics": "fn(params, batch) -> [b]",
     "check": "check(examples)",
     "outputs": "outputs(params, batch)",
+    "augment": "augment(batch, key) -> batch",
 }
 
 
 def _initial(task: Task, key: Any) -> Params:
     """The parameters of the task's ``init``, as arrays of a fixed type, checked to be ones that fedax can train."""
     params = call("task.init", _CALLED_AS["init"], task.init, key)
+    for path, node in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_state):
+        if _is_state(node):
+            what = f"returned a layer of Equinox that has a state, at {jax.tree_util.keystr(path)}"
+            hint = "fedax keeps parameters alone: in place of BatchNorm use GroupNorm or LayerNorm"
+            raise CodeError("task.init", what, hint, place_of(task.init))
     leaves, form = jax.tree_util.tree_flatten_with_path(params)
     if not leaves:
         raise CodeError("task.init", "returned no array", "return a pytree of parameters", place_of(task.init))
@@ -304,7 +317,7 @@ def _initial(task: Task, key: Any) -> Params:
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):
             hint = "parameters are arrays alone; of an Equinox model take eqx.filter(model, eqx.is_inexact_array)"
             raise CodeError("task.init", f"returned a {type(leaf).__name__} at {name}", hint, place_of(task.init))
-        _check_dtype(name, jnp.result_type(leaf))
+        _check_dtype(name, jnp.result_type(leaf), type(params))
     return jax.tree.unflatten(form, [jnp.asarray(leaf, jnp.result_type(leaf)) for _, leaf in leaves])
 
 
@@ -323,8 +336,12 @@ def check_params(params: Params, form: Params) -> None:
             raise ConfigError(name, got, "there are values that are not finite")
 
 
-def _check_dtype(name: str, dtype: Any) -> None:
-    """Raise a ConfigError unless parameters can have this type."""
+def _is_state(node: Any) -> bool:
+    return isinstance(node, eqx.nn.StateIndex)
+
+
+def _check_dtype(name: str, dtype: Any, of: type) -> None:
+    """Raise a ConfigError unless parameters, in a pytree ``of`` this type, can have this type."""
     if dtype in (jnp.float32, jnp.float64, jnp.bfloat16):
         return
     if jnp.issubdtype(dtype, jnp.complexfloating):
@@ -333,6 +350,8 @@ def _check_dtype(name: str, dtype: Any) -> None:
         hint = "its range is too narrow to train in without scaling losses: use bfloat16 or float32"
     else:
         hint = "parameters are floating-point arrays; keep others out"
+        if of.__module__.startswith("flax.nnx"):
+            hint += ": graph, params, rest = nnx.split(net, nnx.Param, ...)"
     raise ConfigError(name, dtype, hint)
 
 
@@ -352,6 +371,16 @@ def _each(field: str, kind: str, function: Callable[..., Any], *args: Any) -> An
     if not any(jnp.issubdtype(values.dtype, dtype) for dtype in allowed):
         raise refused(hint=f"return {one} per example, real numbers")
     return _wide(values)
+
+
+def _augmented(function: Callable[..., Any], batch: Examples, key: Any) -> Examples:
+    """What the user's ``augment`` makes of a batch: as many examples, of the same columns."""
+    made = call("task.augment", _CALLED_AS["augment"], function, batch, key, about=f"the batch is {spelled(batch)}")
+    rows = [[jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(each)] for each in (batch, made)]
+    if jax.tree.structure(made) != jax.tree.structure(batch) or rows[0] != rows[1]:  # type: ignore[operator]
+        hint = f"return the batch with other values, as {{**batch, 'x': ...}}; it is {spelled(batch)}"
+        raise CodeError("task.augment", f"returned {spelled(made)}", hint, place_of(function))
+    return made
 
 
 def _rounded(leaf: Any) -> Any:

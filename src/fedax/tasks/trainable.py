@@ -158,7 +158,7 @@ def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params
 
     metrics = {name: measuring(metric) for name, metric in task.metrics.items()} | task.run_metrics
     answers = None if task.outputs is None else functools.partial(outputs, task.outputs)
-    return Task(init, loss, metrics, task.check, task.name, answers, task.kind)
+    return Task(init, loss, metrics, task.check, task.name, answers, task.kind, task.augment)
 
 
 def _made(task: Task, init: Any, frozen: Any, joined: Any, rule: Any, drawn: bool = False) -> Partial:
@@ -171,6 +171,7 @@ def _made(task: Task, init: Any, frozen: Any, joined: Any, rule: Any, drawn: boo
         functions.name,
         functions.outputs,
         functions.kind,
+        functions.augment,
         task,
         frozen,
         joined,
