@@ -435,7 +435,7 @@ def fedspeed(method, clients, x, corrections=0.0):
 
 def feddc(method, clients, x, drift=0.0, moved=0.0):
     """Algorithm 1; moved are the last Δθ_i/(ητ_i)."""
-    g = lambda y: clients.grad(y) + method.alpha * (drift + y - x) + moved - clients.mean(moved + 0 * clients.weights)
+    g = lambda y: clients.grad(y) + method.alpha * (drift + y - x) + moved - clients.mean(moved)
     y = clients.steps(lambda y: y - method.lr * g(y), x)
     drift = drift + y - x
     return clients.mean(y + drift), drift, (y - x) / (method.lr * clients.tau)

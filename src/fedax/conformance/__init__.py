@@ -108,7 +108,7 @@ def check(
         only: the names of the checks to make; default: all.
         watch: called with the name of each check before it is made.
         task: what is trained in place of least squares, for methods that ask for other outputs; it is given x, [n, 3],
-            and y, [n], of 3 classes if its kind is classification, else real.
+            and y, [n], classes if its kind is classification, else real.
         reference: one round by the paper in NumPy, for all clients at once: ``reference(method, clients, x, *kept)``
             returns x, or x and what is kept, which has defaults: its values at the start. See
             :class:`fedax.conformance.reference.Clients`.

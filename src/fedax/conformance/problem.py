@@ -19,7 +19,7 @@ from fedax.engine.history import Run
 from fedax.engine.job import Job
 from fedax.engine.make import make_job
 from fedax.engine.simulate import simulate
-from fedax.errors import CodeError, ConfigError, call
+from fedax.errors import CodeError, ConfigError
 from fedax.federation.participation import Cohort, Full, Participation
 from fedax.federation.work import Steps, Work
 from fedax.progress import show_progress
@@ -93,14 +93,19 @@ def _examples(clients: int) -> dict[str, np.ndarray]:
 def _fitted(task: Task, data: Any) -> tuple[Any, np.ndarray]:
     """Where runs of this task start, away from its first model, and targets for it, [clients, 2]."""
     rng = np.random.default_rng(7)
-    y, batch = data["y"], {"x": data["x"][0], "y": data["y"][0]}
-    about = "the test problem has x, [b, 3], and y, [b]: of 3 classes where the task's kind is classification"
-    if task.kind == "classification":
-        y = rng.integers(0, 3, y.shape)
-        batch["y"] = y[0]
+    rows = {name: np.reshape(leaf, (-1, *leaf.shape[2:])) for name, leaf in data.items()}
     params = task.init(jax.random.key(0))
-    call("task.loss", "loss(params, batch, key)", task.loss, params, batch, None, about=about)
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.5 * rng.normal(size=leaf.shape), params), y
+    try:
+        if task.kind == "classification" and task.outputs is not None:
+            outputs = jax.eval_shape(task.outputs, params, rows)
+            rows["y"] = rng.integers(0, 2 if outputs.ndim == 1 else outputs.shape[1], len(rows["y"]))
+        task.check_examples(rows)
+        jax.eval_shape(task.loss, params, rows, None)
+    except Exception as error:
+        hint = "the test problem has x, [b, 3], and y, [b]: classes where the task's kind is classification, else real"
+        raise ConfigError("task", task.name, f"{hint} ({str(error).strip().partition(chr(10))[0]})") from error
+    start = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.5 * rng.normal(size=leaf.shape), params)
+    return start, rows["y"].reshape(data["y"].shape)
 
 
 class TestProblem:

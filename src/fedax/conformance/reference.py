@@ -99,7 +99,7 @@ def check_reference(problem: TestProblem) -> str:
     """Compare six rounds of all clients with the reference's; where they differ, say from which round on and how."""
     reference = problem.reference
     if reference is None:
-        why = "no reference was given; no other check sees the sign of a perturbation, a momentum or a control variate"
+        why = "no reference= was given, and no other check sees the sign of a perturbation, momentum or control variate"
         raise NotPromised(why)
 
     def with_steps(*tau: int) -> _Both:
