@@ -34,7 +34,7 @@ MARKED = {
     "theory": (
         "tests/theory/", "tests/privacy/", "tests/references/", "tests/algorithms/test_cohorts.py",
         "tests/algorithms/test_composite.py", "tests/algorithms/test_fixed_points.py",
-        "tests/algorithms/test_identities.py", "tests/test_conformance.py",
+        "tests/algorithms/test_identities.py", "tests/contract/test_papers.py", "tests/test_conformance.py",
     ),
     "tasks": ("tests/tasks/", "tests/engine/test_saved.py", "tests/engine/test_trainable.py"),
     "hostile": ("tests/test_hostile.py", "tests/sites/test_attacks.py", "tests/wire/test_bad_clients.py"),
@@ -47,6 +47,7 @@ MARKED = {
 SMOKE = (
     "README.md",
     "tests/algorithms/test_fixed_points.py::test_fednova_ends_at_its_closed_form",
+    "tests/contract/test_papers.py::test_a_planted_error_is_found_and_its_kind_said[FedSAM y - self.rho]",
     "tests/engine/test_mesh.py::test_a_run_compiles_its_rounds_once_on_a_mesh",
     "tests/engine/test_precision.py::test_the_compiler_is_told",
     "tests/engine/test_remote.py::test_every_method_at_nodes",

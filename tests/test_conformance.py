@@ -1,5 +1,6 @@
 """fedax.check: fedax's own methods pass all checks, and each fault of a faulty method is found."""
 
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -180,6 +181,39 @@ class Branches(Plain):
         return x + (mean if self.most > 0.5 else 0.5 * mean)
 
 
+class PythonLoop(Plain):
+    """It needs to know the number of steps before compilation."""
+
+    def client(self, x, memory, oracle):
+        y = x
+        for k in range(oracle.steps):
+            y = y - self.lr * oracle.grad(y, k)
+        return y - x, memory
+
+
+class MeanOfModels(Plain):
+    """Models in place of differences, which Σω ≠ 1 scales."""
+
+    def client(self, x, memory, oracle):
+        dx, memory = Plain.client(self, x, memory, oracle)
+        return x + dx, memory
+
+    def server(self, x, mean, round):
+        return mean
+
+
+class TowardsZero(Plain):
+    def server(self, x, mean, round):
+        return 0.99 * x + mean
+
+
+class PromisesF(Plain):
+    """FedAvg counts clients for more that take more steps."""
+
+    def traits(self):
+        return fedax.Traits("FedAvg", limit="F")
+
+
 FAULTS = {
     SumNotMean: ("splitting", "mean"),
     FirstPlace: ("relabelling", "no client's place"),
@@ -196,6 +230,10 @@ FAULTS = {
     CountsThoseOfNoWeight: ("weight zero", "weight 0"),
     Idle: ("fields", "momentum"),
     Branches: ("descent", "jnp.where"),
+    PythonLoop: ("unequal steps", "fedax.local_steps"),
+    MeanOfModels: ("origin", "round.total"),
+    TowardsZero: ("origin", "penalty"),
+    PromisesF: ("drift", "not that of F"),
 }
 
 
@@ -250,6 +288,42 @@ def test_the_right_ones_hold_everything():
 def test_what_is_not_promised_is_said():
     report = fedax.check(fedax.create("led"), only=["unequal steps", "cohorts"])
     assert [each.status for each in report.checks] == ["not promised"] * 2 and report.passed
+
+
+def gradient_descent(method, clients, x):
+    return x - 3 * method.lr * clients.mean(clients.grad(x))
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (lambda x: x, r"^reference cannot take .*method, clients, x, \*kept"),
+        (lambda method, clients, x: clients.grad(x), r"^reference returned a model of shape \[5, 4\]; return x, \[4\]"),
+        (lambda method, clients, x: x / clients.alpha, r"^reference raised AttributeError.*alpha"),
+        (gradient_descent, r"^round 1 is not the reference's: "),
+    ],
+)
+def test_a_reference_that_is_no_round_and_another_method_s(reference, message):
+    found = fedax.check(Plain(), only=["reference"], reference=reference)["reference"]
+    assert found.status == "does not hold" and re.search(message, found.found), found
+
+
+def test_without_a_reference_it_is_said_what_no_other_check_sees():
+    found = fedax.check(Plain(), only=["reference"])["reference"]
+    assert found.status == "not promised" and "the sign of a perturbation" in found.found
+
+
+def test_a_schedule_is_resolved_for_the_reference():
+    def paper(method, clients, x):
+        return clients.mean(clients.steps(lambda y: y - method.lr * clients.grad(y), x))
+
+    method = Plain(lr=fedax.Piecewise(0.1, {2: 0.5}))
+    assert fedax.check(method, only=["reference"], reference=paper).passed
+
+
+def test_a_task_that_does_not_fit():
+    with pytest.raises(fedax.ConfigError, match=r"task.*the test problem has x, \[b, 3\]"):
+        fedax.check(Plain(), task=fedax.tasks.softmax_regression(features=4, classes=3))
 
 
 def test_no_method_and_no_check():

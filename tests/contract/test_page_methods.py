@@ -1,6 +1,7 @@
-"""The methods that the page of methods writes as examples are their papers': two local steps beside NumPy's."""
+"""Methods of outputs, as the page of methods and a user write them, are their papers': local steps beside NumPy's."""
 
 import doctest
+import functools
 import pathlib
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 import fedax
 
+from . import papers
+
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "methods.md"
 CLASSES, FEATURES, LR, ROUNDS = 3, 2, 0.2, 2
 RNG = np.random.default_rng(3)
@@ -18,7 +21,7 @@ START = {"w": RNG.normal(size=(FEATURES, CLASSES)), "b": RNG.normal(size=(1, CLA
 BETA, MU, TEMPERATURE = 0.7, 0.9, 0.5
 
 
-def method(name, **settings):
+def of_page(name):
     """A method as the page writes it."""
     (source,) = [
         each.source
@@ -27,7 +30,7 @@ def method(name, **settings):
     ]
     made = {"fedax": fedax, "jax": jax, "Any": Any, "__name__": "mine"}
     exec(source, made)
-    return made[name](lr=LR, **settings)
+    return made[name]
 
 
 def answers(model, x):
@@ -69,6 +72,7 @@ def gradient(loss, y, *more):
     return np.array([(loss(y + step, *more) - loss(y - step, *more)) / 2e-5 for step in steps])
 
 
+@pytest.mark.parametrize("written", [of_page, functools.partial(getattr, papers)], ids=["page", "papers"])
 @pytest.mark.parametrize(
     ("name", "settings", "loss"),
     [
@@ -76,7 +80,7 @@ def gradient(loss, y, *more):
         ("Moon", {"mu": MU, "temperature": TEMPERATURE}, contrast),
     ],
 )
-def test_the_page_s_methods_are_their_papers(name, settings, loss):
+def test_methods_of_outputs_are_their_papers(written, name, settings, loss):
     task = fedax.tasks.classification(
         lambda key: {name: jax.numpy.asarray(leaf, float) for name, leaf in START.items()},
         lambda params, x, key: x @ params["w"] + params["b"],
@@ -85,7 +89,7 @@ def test_the_page_s_methods_are_their_papers(name, settings, loss):
     with jax.enable_x64(True):
         data = fedax.FederatedData.from_clients(CLIENTS)
         options = {"rounds": ROUNDS, "work": fedax.Steps(2), "params": START}
-        run = fedax.simulate(method(name, **settings), task, data, **options)
+        run = fedax.simulate(written(name)(lr=LR, **settings), task, data, **options)
     x = np.concatenate([START["w"].ravel(), START["b"].ravel()])
     last = [x, x]
     for _ in range(ROUNDS):

@@ -390,3 +390,18 @@ def test_check_is_a_command(here, monkeypatch):
     monkeypatch.setattr("fedax.conformance._CHECKS", {"lr": ("the lr", lambda bed: 1 / 0)})
     result = run_cli("check", "fedavg")
     assert result.exit_code == 1 and "FAILS  lr  the lr" in result.output and "ZeroDivisionError" in result.output
+
+
+def test_check_takes_a_reference_and_a_task(here, monkeypatch):
+    seen = []
+    look = lambda bed: seen.append((bed.reference.__name__, bed.task.name)) or "ok"  # noqa: E731
+    monkeypatch.setattr("fedax.conformance._CHECKS", {"lr": ("the lr", look)})
+    (here / "paper.py").write_text("def paper(method, clients, x):\n    return x\n")
+    result = run_cli("check", "mine.py:FedAvgEMA", "--reference", "paper.py:paper", "--task", "softmax_regression")
+    assert result.exit_code == 0 and seen == [("paper", "softmax_regression")], result.output
+    result = run_cli("check", "mine.py:FedAvgEMA", "--reference", "paper.py:papr")
+    assert result.exit_code == 2 and "reference = 'papr': did you mean 'paper'" in result.output
+    result = run_cli("check", "mine.py:FedAvgEMA", "--reference", "paper")
+    assert result.exit_code == 2 and "file.py:function" in result.output
+    result = run_cli("check", "fedavg", "--task", "cnn")
+    assert result.exit_code == 2 and "task.shape" in result.output

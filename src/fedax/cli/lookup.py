@@ -76,6 +76,14 @@ def check(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter; may be repeated."),
     ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="The paper's round in NumPy, as mine.py:function: rounds have to equal it."),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="In place of least squares, for other outputs: of fedax list tasks, or mine.py:function."),
+    ] = None,
 ) -> None:
     """Check that a method holds what fedax's own methods hold.
 
@@ -86,12 +94,15 @@ def check(
     Examples:
       fedax check mine.py:FedAvgEMA
       fedax check mine.py:FedAvgEMA --set lr=0.1 --set server=0.9
+      fedax check mine.py:FedSAM --reference mine.py:paper
+      fedax check mine.py:FedNTD --task softmax_regression
 
     Exit code 1: something does not hold. Exit code 2: an error, such as bad input.
     Exit code 70: a defect of fedax; the last line says where its traceback is.
     """
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
     from fedax.conformance import check as conforms
+    from fedax.conformance.problem import SHAPE
     from fedax.errors import ConfigError
     from fedax.experiments.config.codec import made_method
     from fedax.experiments.config.edit import value_of
@@ -104,10 +115,17 @@ def check(
         if not equals or not key.strip():
             raise ConfigError("set", setting, "give KEY=VALUE, such as lr=0.1")
         hyper[key.strip()] = value_of(text)
-    made = made_method(MethodSection(name=method, **hyper), configured(False, typed=[method]))
+    code = configured(False, typed=[method, reference or "", task or ""])
+    made = made_method(MethodSection(name=method, **hyper), code)
+    paper = None if reference is None else code.function(reference, "reference")
+    trained = None
+    if task is not None:
+        factory = code.task(task, "task")
+        trained, _ = factory.bind({key: SHAPE[key] for key in factory.arguments if key in SHAPE}, section="task")
     console = open_console()
     with console.status("checking") as status:
-        result = conforms(made, watch=lambda name: status.update(f"checking: {name}"))
+        watch = lambda name: status.update(f"checking: {name}")  # noqa: E731
+        result = conforms(made, watch=watch, task=trained, reference=paper)
     console.print(str(result), markup=False, highlight=False, soft_wrap=True)
     if not result.passed:
         raise typer.Exit(1)

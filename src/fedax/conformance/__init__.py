@@ -10,6 +10,7 @@ from fedax.conformance.clients import (
     check_chunks,
     check_cohorts,
     check_identical_clients,
+    check_origin,
     check_places,
     check_relabelling,
     check_splitting,
@@ -26,9 +27,11 @@ from fedax.conformance.code import (
     python_state,
 )
 from fedax.conformance.problem import Fails, NotPromised, TestProblem
-from fedax.conformance.runs import check_costs, check_memory, check_optimum, check_resume, check_sweep
+from fedax.conformance.reference import Reference, check_reference
+from fedax.conformance.runs import check_costs, check_drift, check_memory, check_optimum, check_resume, check_sweep
 from fedax.contract.algorithm import Algorithm
 from fedax.errors import ConfigError, FedaxError, unknown
+from fedax.tasks.task import Task
 
 
 class Check(NamedTuple):
@@ -87,7 +90,12 @@ class Conformance:
 
 
 def check(
-    algorithm: Algorithm, only: Sequence[str] | None = None, watch: Callable[[str], None] | None = None
+    algorithm: Algorithm,
+    only: Sequence[str] | None = None,
+    watch: Callable[[str], None] | None = None,
+    *,
+    task: Task | None = None,
+    reference: Reference | None = None,
 ) -> Conformance:
     """Check that a method has the properties that all methods of fedax have.
 
@@ -99,12 +107,17 @@ def check(
         algorithm: the method, with hyper-parameters for a problem of smoothness 1.
         only: the names of the checks to make; default: all.
         watch: called with the name of each check before it is made.
+        task: what is trained in place of least squares, for methods that ask for other outputs; it is given x, [n, 3],
+            and y, [n], classes if its kind is classification, else real.
+        reference: one round by the paper in NumPy, for all clients at once: ``reference(method, clients, x, *kept)``
+            returns x, or x and what is kept, which has defaults: its values at the start. See
+            :class:`fedax.conformance.reference.Clients`.
 
     Returns:
         :class:`Conformance`; ``passed`` says whether everything holds.
 
     Raises:
-        ConfigError: no method, or hyper-parameters out of range.
+        ConfigError: no method, or hyper-parameters out of range; a task that does not fit.
 
     Example:
         >>> import fedax
@@ -126,14 +139,14 @@ def check(
     before = python_state(algorithm)
     with jax.enable_x64(True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        checks = list(_run_checks(algorithm, before, names, watch or (lambda name: None)))
+        problem = TestProblem(algorithm, task, reference)
+        checks = list(_run_checks(problem, before, names, watch or (lambda name: None)))
     return Conformance(repr(algorithm), checks)
 
 
 def _run_checks(
-    algorithm: Algorithm, before: dict[str, str], names: Sequence[str], watch: Callable[[str], None]
+    problem: TestProblem, before: dict[str, str], names: Sequence[str], watch: Callable[[str], None]
 ) -> Iterator[Check]:
-    problem = TestProblem(algorithm)
     for number, name in enumerate(names):
         promise, trial = _CHECKS[name]
         watch(name)
@@ -157,6 +170,7 @@ def _run_checks(
 
 _CHECKS: dict[str, tuple[str, Callable[..., str]]] = {
     "descent": ("it runs, lowers a quadratic, and stays finite", check_descent),
+    "reference": ("its rounds are those of the reference", check_reference),
     "model": ("model() has the structure of the task's parameters", check_structure),
     "types": ("neither type nor structure of what is sent and kept change", check_types),
     "determinism": ("one seed, one result", check_determinism),
@@ -164,6 +178,7 @@ _CHECKS: dict[str, tuple[str, Callable[..., str]]] = {
     "splitting": ("a client counts as two of half its weight", check_splitting),
     "weight zero": ("a client of weight zero changes nothing", check_weight_zero),
     "unequal steps": ("it takes as many local steps as it is told", check_unequal_steps),
+    "origin": ("where zero is does not matter", check_origin),
     "identical clients": ("clients with the same data behave as one", check_identical_clients),
     "chunks": ("how many clients run side by side does not matter", check_chunks),
     "places": ("where data and memory are does not matter", check_places),
@@ -173,6 +188,7 @@ _CHECKS: dict[str, tuple[str, Callable[..., str]]] = {
     "memory": ("what clients keep changes as they say", check_memory),
     "costs": ("gradients are counted as they are computed", check_costs),
     "optimum": ("it ends at the optimum of F where it says so", check_optimum),
+    "drift": ("half the rate, half the distance to the optimum of F", check_drift),
     "fields": ("every hyper-parameter does something", check_fields),
     "no hidden state": ("nothing is kept in Python", check_no_hidden_state),
 }

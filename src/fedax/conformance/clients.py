@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 
-from fedax.conformance.problem import COHORTS, FULL, STEPS, WEIGHTS, Fails, NotPromised, TestProblem, compare, flat
+from fedax.conformance.problem import COHORTS, FULL, STEPS, WEIGHTS, Fails, NotPromised, TestProblem, flat
+from fedax.contract.vector import Vector
 from fedax.engine.devices import Place
 from fedax.engine.history import Run
 from fedax.errors import ConfigError
@@ -21,8 +23,9 @@ def check_relabelling(problem: TestProblem) -> str:
     given = {"examples": rows, "weights": WEIGHTS[_ORDER], "cohorts": cohorts}
 
     def compared() -> str:
-        compare("equal steps, clients in another order", problem.known, problem.model(**given, steps=3), hint)
-        return compare("clients in another order", problem.base, problem.model(**given, steps=STEPS[_ORDER]), hint)
+        what = "clients in another order"
+        problem.compare(f"equal steps, {what}", problem.known, problem.model(**given, steps=3), hint)
+        return problem.compare(what, problem.base, problem.model(**given, steps=STEPS[_ORDER]), hint)
 
     return problem.unless_random(compared)
 
@@ -38,12 +41,15 @@ def check_splitting(problem: TestProblem) -> str:
         "number of clients; what a client sends must not be scaled by it"
     )
     given = {"examples": rows, "weights": weights, "steps": STEPS[which], "cohorts": cohorts}
-    return problem.unless_random(lambda: compare("one client as two", problem.base, problem.model(**given), hint))
+    compared = lambda: problem.compare("one client as two", problem.base, problem.model(**given), hint)  # noqa: E731
+    return problem.unless_random(compared)
 
 
 def _six(problem: TestProblem) -> dict[str, Any]:
     """Options with a sixth client, of weight 0, in every second round."""
-    rows = {name: np.concatenate([leaf, 7.0 * leaf[1:2]]) for name, leaf in problem.data.items()}
+    rows = {
+        name: np.concatenate([leaf, leaf[1:2] if name == "y" else 7 * leaf[1:2]]) for name, leaf in problem.data.items()
+    }
     cohorts = [[*cohort, 5] if r % 2 == 0 else cohort for r, cohort in enumerate(COHORTS)]
     weights = np.append(WEIGHTS, 0.0)
     return {"examples": rows, "weights": weights, "steps": np.append(STEPS, 3), "cohorts": cohorts}
@@ -52,18 +58,20 @@ def _six(problem: TestProblem) -> dict[str, Any]:
 def check_weight_zero(problem: TestProblem) -> str:
     hint = "its upload is in the mean with weight 0: count no clients, and weigh everything by round.weights"
     return problem.unless_random(
-        lambda: compare("with such a client", problem.base, problem.model(**_six(problem)), hint)
+        lambda: problem.compare("with such a client", problem.base, problem.model(**_six(problem)), hint)
     )
 
 
 def check_unequal_steps(problem: TestProblem) -> str:
     """Compare steps that are part of the program with the same numbers given when it runs."""
+    if problem.unequal:
+        raise Fails(f"with unequal steps {problem.unequal}; or promise no more: steps='equal' in traits()")
     if problem.equal:
         raise NotPromised("with these hyper-parameters it is defined for equal steps only")
     steps = np.array([3, 3, 3, 3, 3, 1])  # the sixth has weight 0
     traced = problem.model(**_six(problem) | {"steps": steps})
     hint = "oracle.steps is a number or a traced one: loop by fedax.local_steps"
-    text = problem.unless_random(lambda: compare("τ = 3 compiled in, and given", problem.known, traced, hint))
+    text = problem.unless_random(lambda: problem.compare("τ = 3 compiled in, and given", problem.known, traced, hint))
     if problem.all_clients:
         return text
     gradients = {}
@@ -77,24 +85,40 @@ def check_unequal_steps(problem: TestProblem) -> str:
     return f"{text}; gradients of a client: {a_step:g} τ + {constant:g}"
 
 
+def check_origin(problem: TestProblem) -> str:
+    """Move the start and all clients' optima alike: the model moves with them."""
+    if problem.own_task:
+        raise NotPromised("it is checked on least squares")
+    if problem.method.penalty(Vector(problem.start)) is not None:
+        raise NotPromised("a regularizer depends on where zero is")
+    far = 3.0
+    moved = {"x": problem.data["x"], "y": problem.data["y"] + far * (problem.data["x"].sum(axis=-1) + 1)}
+    found = problem.model(examples=moved, params=jax.tree.map(lambda leaf: leaf + far, problem.start))
+    hint = (
+        "a mean of models instead of differences y − x where Σω is not 1 (divide by round.total), or a pull towards "
+        "zero, which penalty() declares"
+    )
+    return problem.compare("start and optima moved by 3", problem.base, found - far, hint)
+
+
 def check_identical_clients(problem: TestProblem) -> str:
     rows = {name: np.repeat(leaf[:1], 5, axis=0) for name, leaf in problem.data.items()}
     five = problem.model(examples=rows, **FULL)
     one = {name: leaf[:1] for name, leaf in rows.items()}
     single = problem.model(examples=one, weights=np.ones(1), **FULL | {"cohorts": [[0]] * 6})
     hint = "the server has to use the mean of the uploads, not their sum"
-    return problem.unless_random(lambda: compare("five and one", single, five, hint))
+    return problem.unless_random(lambda: problem.compare("five and one", single, five, hint))
 
 
 def check_chunks(problem: TestProblem) -> str:
     hint = "the server must not use how many places there are: empty ones have round.present false"
-    return compare("two clients at a time", problem.base, problem.model(place=Place(chunk_size=2)), hint)
+    return problem.compare("two clients at a time", problem.base, problem.model(place=Place(chunk_size=2)), hint)
 
 
 def check_places(problem: TestProblem) -> str:
     run = problem.run(place=Place(chunk_size=len(WEIGHTS), client_memory="host", stream=True))
     hint = "client() has to use what it is given only"
-    return compare("data and memory on the host", problem.base, flat(run.params), hint)
+    return problem.compare("data and memory on the host", problem.base, flat(run.params), hint)
 
 
 def check_cohorts(problem: TestProblem) -> str:

@@ -19,7 +19,7 @@ from fedax.engine.history import Run
 from fedax.engine.job import Job
 from fedax.engine.make import make_job
 from fedax.engine.simulate import simulate
-from fedax.errors import ConfigError
+from fedax.errors import CodeError, ConfigError
 from fedax.federation.participation import Cohort, Full, Participation
 from fedax.federation.work import Steps, Work
 from fedax.progress import show_progress
@@ -65,24 +65,19 @@ def _replay(cohorts: Sequence[Sequence[int]], weights: np.ndarray, totals: Seque
     return _Replay(ids, omega)
 
 
-def zeros(kind: Any, key: Any) -> Any:
-    return {"w": jnp.zeros(3, kind), "b": jnp.zeros((), kind)}
+def _outputs(params: Any, batch: Any) -> Any:
+    return batch["x"] @ params["w"] + params["b"]
 
 
-def least_squares(predicted: Callable[[Any], Any] = lambda outputs: outputs) -> Task:
-    """The task; ``predicted`` is applied to what the model predicts, wherever that is used."""
-
-    def outputs(params: Any, batch: Any) -> Any:
-        return predicted(batch["x"] @ params["w"] + params["b"])
-
-    def loss(params: Any, batch: Any, key: Any) -> Any:
-        return 0.5 * (outputs(params, batch) - batch["y"]) ** 2
-
-    return Task(functools.partial(zeros, None), loss, name="least squares", outputs=outputs, kind="regression")
-
-
-TASK = least_squares()
-START = {"w": np.array([1.0, -2.0, 0.5]), "b": np.array(0.3)}
+SHAPE: dict[str, Any] = {"features": 3, "classes": 3}  # of its data, as arguments of tasks
+TASK = Task(
+    lambda key: {"w": jnp.zeros(3), "b": jnp.zeros(())},
+    lambda params, batch, key: 0.5 * (_outputs(params, batch) - batch["y"]) ** 2,
+    name="least squares",
+    outputs=_outputs,
+    kind="regression",
+)
+_START = {"w": np.array([1.0, -2.0, 0.5]), "b": np.array(0.3)}
 
 
 def _examples(clients: int) -> dict[str, np.ndarray]:
@@ -95,13 +90,43 @@ def _examples(clients: int) -> dict[str, np.ndarray]:
     return {"x": x / scale, "y": y / scale}
 
 
-class TestProblem:
-    """A method on the test problem, with cached runs."""
+def _fitted(task: Task, data: Any) -> tuple[Any, np.ndarray]:
+    """Where runs of this task start, away from its first model, and targets for it, [clients, 2]."""
+    rng = np.random.default_rng(7)
+    rows = {name: np.reshape(leaf, (-1, *leaf.shape[2:])) for name, leaf in data.items()}
+    params = task.init(jax.random.key(0))
+    try:
+        if task.kind == "classification" and task.outputs is not None:
+            outputs = jax.eval_shape(task.outputs, params, rows)
+            rows["y"] = rng.integers(0, 2 if outputs.ndim == 1 else outputs.shape[1], len(rows["y"]))
+        task.check_examples(rows)
+        jax.eval_shape(task.loss, params, rows, None)
+    except Exception as error:
+        hint = "the test problem has x, [b, 3], and y, [b]: classes where the task's kind is classification, else real"
+        raise ConfigError("task", task.name, f"{hint} ({str(error).strip().partition(chr(10))[0]})") from error
+    start = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.5 * rng.normal(size=leaf.shape), params)
+    return start, rows["y"].reshape(data["y"].shape)
 
-    def __init__(self, method: Algorithm):
-        self.method, self.traits = method, method.traits()
+
+class TestProblem:
+    """A method on the test problem, with cached runs.
+
+    Args:
+        method: what is checked.
+        task: another task for features x, [n, 3], and targets y, [n], of classes or real; ``None``: least squares.
+        reference: the method's paper; see :mod:`fedax.conformance.reference`.
+
+    Attributes:
+        unequal: the error of a method that promises unequal steps and runs with equal ones only.
+    """
+
+    def __init__(self, method: Algorithm, task: Task | None = None, reference: Callable[..., Any] | None = None):
+        self.method, self.traits, self.reference = method, method.traits(), reference
         self.all_clients, self.equal = self.traits.cohorts == "all", self.traits.steps == "equal"
-        self.data = _examples(5)
+        self.data, self.start, self.task, self.own_task = _examples(5), _START, task or TASK, task is not None
+        if task is not None:
+            self.start, self.data["y"] = _fitted(task, self.data)
+        self.unequal: CodeError | None = None
         if not self.equal:
             with contextlib.suppress(ConfigError):  # the first run reports it
                 self.equal = self._refuses_unequal()
@@ -120,7 +145,7 @@ class TestProblem:
         """Run the method, with full participation if it needs that."""
         data = federation(self.data if examples is None else examples, weights)
         options = self.options(weights, steps, cohorts, totals) | options
-        task = options.pop("task", TASK)
+        task = options.pop("task", self.task)
         with show_progress(False):
             return simulate(self.method if method is None else method, task, data, **options)
 
@@ -128,7 +153,7 @@ class TestProblem:
         who = Full() if self.all_clients else _replay(cohorts, weights, totals)
         work: Work = Steps(3 if self.equal else steps)
         options: dict[str, Any] = {"participation": who, "work": work, "rounds": _ROUNDS, "evaluate_every": _ROUNDS}
-        return options | {"params": START, "place": Place(chunk_size=len(weights))}
+        return options | {"params": self.start, "place": Place(chunk_size=len(weights))}
 
     def model(self, **options: Any) -> np.ndarray:
         """The final model of a run, as one vector."""
@@ -138,8 +163,9 @@ class TestProblem:
         """Whether the hyper-parameters need equal steps, as a dual step of 1/τ by default."""
         try:
             self.job()
-        except ConfigError:
+        except ConfigError as error:
             self.job(work=Steps(3))
+            self.unequal = error if isinstance(error, CodeError) else None
             return True
         return False
 
@@ -156,8 +182,16 @@ class TestProblem:
     def job(self, **options: Any) -> Job:
         """A job, which is traced but not run."""
         options = self.options(WEIGHTS, STEPS, COHORTS, TOTALS) | options
-        task, data = options.pop("task", TASK), options.pop("data", federation(self.data, WEIGHTS))
+        task, data = options.pop("task", self.task), options.pop("data", federation(self.data, WEIGHTS))
         return make_job(options.pop("method", self.method), task, data, **options)
+
+    def compare(self, name: str, one: np.ndarray, other: np.ndarray, hint: str) -> str:
+        """Fail unless two final models are equal; return how far they are apart, as text."""
+        apart, moved = np.abs(other - one).max(), np.abs(one - flat(self.start)).max()
+        text = f"{name}: models {apart / max(moved, 1e-300):.1e} of their way apart"
+        if not apart <= CLOSE * moved:
+            raise Fails(f"{text}; {hint}")
+        return text
 
     @functools.cached_property
     def random(self) -> bool:
@@ -173,15 +207,6 @@ class TestProblem:
                 why = "it draws random numbers, or one client of the cohort, and another order draws others"
                 raise NotPromised(why) from None
             raise
-
-
-def compare(name: str, one: np.ndarray, other: np.ndarray, hint: str) -> str:
-    """Fail unless two final models are equal; return how far they are apart, as text."""
-    apart, moved = np.abs(other - one).max(), np.abs(one - flat(START)).max()
-    text = f"{name}: models {apart / max(moved, 1e-300):.1e} of their way apart"
-    if not apart <= CLOSE * moved:
-        raise Fails(f"{text}; {hint}")
-    return text
 
 
 def federation(examples: Any, weights: np.ndarray) -> FederatedData:

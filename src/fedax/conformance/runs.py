@@ -1,6 +1,7 @@
 """Checks of whole runs: resume, sweeps, client memory, costs, and where the method ends."""
 
 import contextlib
+import dataclasses
 import tempfile
 from typing import Any
 
@@ -13,18 +14,14 @@ from fedax.conformance.problem import (
     CLOSE,
     COHORTS,
     FULL,
-    START,
     STEPS,
-    TASK,
     TOTALS,
     WEIGHTS,
     Fails,
     NotPromised,
     TestProblem,
-    compare,
     federation,
     flat,
-    least_squares,
 )
 from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.vector import Vector
@@ -73,13 +70,13 @@ def check_sweep(problem: TestProblem) -> str:
     options = problem.options(WEIGHTS, STEPS, COHORTS, TOTALS)
     with show_progress(False):
         points = [{"k": 0}, {"k": 1}]
-        result = sweep(lambda k: methods[k], points, TASK, federation(problem.data, WEIGHTS), **options)
+        result = sweep(lambda k: methods[k], points, problem.task, federation(problem.data, WEIGHTS), **options)
     if result.programs != 1:
         hint = "let numbers be fields without static=True, and choose between branches by strings"
         raise Fails(f"two values of its numbers take {result.programs} compiled programs; {hint}")
     hint = "hyper-parameters are traced: use jnp.where in place of if"
     for single, swept in zip((problem.base, problem.model(method=half)), result.runs, strict=True):
-        text = compare("alone and beside another point", single, flat(swept[0].params), hint)
+        text = problem.compare("alone and beside another point", single, flat(swept[0].params), hint)
     return text
 
 
@@ -151,7 +148,7 @@ def check_memory(problem: TestProblem) -> str:
         if changed:
             raise Fails("a Change is the change of what a client keeps, and its clients keep nothing")
         return "clients keep nothing"
-    start = problem.method.init_client(Vector(jax.tree.map(jnp.asarray, START)))
+    start = problem.method.init_client(Vector(jax.tree.map(jnp.asarray, problem.start)))
     ends = [np.asarray(leaf) for leaf in jax.tree.leaves(memory.memory)]
     starts = [np.asarray(leaf) for leaf in jax.tree.leaves(start)]
     still = [k for k, (end, first) in enumerate(zip(ends, starts, strict=True)) if (end == first).all()]
@@ -193,23 +190,31 @@ def check_costs(problem: TestProblem) -> str:
         computed[0] += 1
 
     @jax.custom_vjp
-    def mark(outputs: Any) -> Any:
-        return outputs
+    def mark(params: Any) -> Any:
+        return params
 
     def backward(_: Any, cotangent: Any) -> tuple[Any]:
-        jax.debug.callback(count, cotangent[0])
+        jax.debug.callback(count, jnp.ravel(jax.tree.leaves(cotangent)[0])[0])
         return (cotangent,)
 
-    mark.defvjp(lambda outputs: (outputs, None), backward)
-    run = problem.run(task=least_squares(mark), rounds=2, evaluate_every=2, **FULL)
+    mark.defvjp(lambda params: (params, None), backward)
+    loss, outputs = problem.task.loss, problem.task.outputs
+    marked = dataclasses.replace(
+        problem.task,
+        loss=lambda params, batch, key: loss(mark(params), batch, key),
+        outputs=None if outputs is None else lambda params, batch: outputs(mark(params), batch),
+    )
+    run = problem.run(task=marked, rounds=2, evaluate_every=2, **FULL)
     jax.effects_barrier()
     counted = int(run.history["gradients"][-1]) - _forwards(problem)
     if counted != computed[0]:
         hint = "ask gradients of the oracle only, by oracle.cond where they depend on the round"
         raise Fails(f"{counted} gradients are counted, and {computed[0]} were computed; {hint}")
+    text = f"{counted} gradients counted and computed in two rounds"
+    if problem.own_task:  # footprints are traced on a task of real outputs
+        return text
     cost = footprints(problem.method).cohort
-    models = f"{cost.down.models} models down and {cost.up.models} up a client and round"
-    return f"{counted} gradients counted and computed in two rounds; {models}"
+    return f"{text}; {cost.down.models} models down and {cost.up.models} up a client and round"
 
 
 def _forwards(problem: TestProblem) -> int:
@@ -223,22 +228,55 @@ def _forwards(problem: TestProblem) -> int:
     return found
 
 
-_H, _E, _P, _TAU = np.array([0.4, 0.7, 1.0]), np.array([1.0, -2.0, 3.0]), np.array([0.2, 0.5, 0.3]), [1, 5, 3]
+_P, _TAU = np.array([0.2, 0.5, 0.3]), [1, 5, 3]
+_E = np.array([[1.0, 2.0], [-2.0, 0.5], [3.0, -1.0]])
+_H = np.array([[[0.5, 0.2], [0.2, 0.9]], [[0.8, -0.2], [-0.2, 0.6]], [[1.0, 0.0], [0.0, 0.4]]])  # no common axes
+
+
+def _ends(problem: TestProblem, method: Algorithm, steps: Any) -> float:
+    """How far from the optimum of F the method ends, as a share of how far the clients' optima are apart."""
+    data = FederatedData({"H": _H, "e": _E}, np.ones(3, int), _P)
+    options: dict[str, Any] = {"params": np.zeros(2), "rounds": 20_000, "evaluate_every": 20_000}
+    with show_progress(False):
+        run = simulate(method, quadratic(2), data, work=Steps(steps), **options)
+    optima = np.linalg.solve(_H, _E[..., None])[..., 0]
+    target = np.linalg.solve(np.tensordot(_P, _H, 1), _P @ _E)
+    return float(np.abs(run.params - target).max() / np.ptp(optima, axis=0).max())
 
 
 def check_optimum(problem: TestProblem) -> str:
     exact = problem.traits.exact
     if exact == "never":
         raise NotPromised("traits() does not say that it ends at the optimum of F")
-    steps = 3 if problem.equal or exact == "equal steps" else _TAU
-    data = FederatedData({"H": _H[:, None, None], "e": _E[:, None]}, np.ones(3, int), _P)
-    options: dict[str, Any] = {"params": np.zeros(1), "rounds": 20_000, "evaluate_every": 20_000}
-    with show_progress(False):
-        run = simulate(problem.method, quadratic(1), data, work=Steps(steps), **options)
-    target, spread = _P @ _E / (_P @ _H), np.ptp(_E / _H)
-    far = abs(float(run.params[0]) - target) / spread
+    if problem.own_task:
+        raise NotPromised("it is checked on quadratics")
+    far = _ends(problem, problem.method, 3 if problem.equal or exact == "equal steps" else _TAU)
     text = f"{far:.1e} of the clients' spread from the optimum after 20,000 rounds"
     if not far < 1e-6:
         hint = "the fixed point is another one: see what is weighted by p_i and what by the number of clients"
         raise Fails(f"{text}; {hint}, or change traits()")
+    return text
+
+
+def check_drift(problem: TestProblem) -> str:
+    """Where a method tends to the optimum of F as η → 0, half of η leaves half of the distance."""
+    if problem.traits.limit != "F" or problem.traits.exact != "never":
+        raise NotPromised("traits() does not say that it ends near the optimum of F")
+    if problem.own_task:
+        raise NotPromised("it is checked on quadratics")
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(problem.method)
+    if not any(jax.tree_util.keystr(at).endswith(".lr") for at, _ in with_paths):
+        raise NotPromised("it has no rate of the name lr")
+
+    def ends(factor: float) -> float:
+        leaves = [leaf * factor if jax.tree_util.keystr(at).endswith(".lr") else leaf for at, leaf in with_paths]
+        return _ends(problem, jax.tree.unflatten(structure, leaves), 3 if problem.equal else _TAU)
+
+    one, half = ends(1.0), ends(0.5)
+    text = f"{one:.1e} and with half of lr {half:.1e} of the clients' spread from the optimum"
+    if half > 1.5 * one:
+        raise NotPromised(f"{text}: with half of lr it is not there yet after 20,000 rounds")
+    if one > 1e-6 and not half < 0.65 * one:
+        hint = "its limit is not that of F: see whether clients count for more that take more steps, or change traits()"
+        raise Fails(f"{text}; {hint}")
     return text

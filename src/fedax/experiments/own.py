@@ -82,6 +82,13 @@ class Code:
         component = self._component(TASKS, name, field)
         return component._replace(make=_checked_task(component.make)) if is_own(component) else component
 
+    def function(self, name: str, field: str) -> Callable[..., Any]:
+        """A function in the user's code that makes no task."""
+        if not is_code(name):
+            raise ConfigError(field, name, "give file.py:function or package.module:function")
+        found: Callable[..., Any] = _attribute(_load(self._source(field, name), field), name, field, "function")
+        return found
+
     def _component(self, registry: Registry, name: str, field: str) -> Component:
         if not is_code(name):
             return registry.get(name, field)
@@ -358,10 +365,11 @@ def _attribute(module: Any, name: str, field: str, kind: str) -> Any:
     wanted = label_of(name)
     value = getattr(module, wanted, None)
     # A function that the file only imports, such as os.system, is no task.
-    if value is None or (kind == "task" and getattr(value, "__module__", "") != module.__name__):
+    if value is None or (kind != "method" and getattr(value, "__module__", "") != module.__name__):
         fits: dict[str, Callable[[Any], bool]] = {
             "method": lambda item: isinstance(item, type) and issubclass(item, Algorithm),
             "task": inspect.isfunction,
+            "function": inspect.isfunction,
         }
         defined_here = {
             key: item for key, item in vars(module).items() if getattr(item, "__module__", "") == module.__name__
