@@ -23,6 +23,7 @@ from fedax.engine.patience import Patience
 from fedax.engine.timetable import Timetable
 from fedax.engine.timing import RoundTimes
 from fedax.errors import BadClientWarning, DivergedWarning, caller_level, unknown
+from fedax.programs import compile_time
 
 Watch = Callable[[int, dict[str, Unknown]], None]
 
@@ -82,7 +83,9 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, checkpointer: Che
     if checkpointer is None or not _restore_finished(in_progress, watch, checkpointer):
         runs = _BatchInProgress(program, in_progress, watch, checkpointer)
         with in_precision(jobs[0].plan.precision):
-            seconds = runs.begin() / len(jobs)
+            with compile_time() as compiling:
+                runs.begin()
+            seconds = compiling.seconds / len(jobs)
             for stop in runs.stops():
                 runs.advance(stop)
                 runs.record()
@@ -214,9 +217,8 @@ class _BatchInProgress:
         self.active = list(range(len(in_progress)))
         self.length = CallLength(in_progress[0].job.rounds_a_call)
 
-    def begin(self) -> float:
-        """Compile, and make the first rows or restore the checkpoint; returns the seconds that this took."""
-        began = time.perf_counter()
+    def begin(self) -> None:
+        """Compile, and make the first rows or restore the checkpoint."""
         state, counters = self.program.prepare()
         # A call that runs no round compiles the program and leaves the state as it is.
         self.state, _ = self.program.advance(state, 0, 0)
@@ -228,10 +230,8 @@ class _BatchInProgress:
             self.record()
         else:
             self._restore(snapshot)
-        seconds = time.perf_counter() - began
         if self.checkpointer is not None:
             self.checkpointer.hold()
-        return seconds
 
     def _restore(self, snapshot: Snapshot) -> None:
         self.state, self.index = snapshot.state, snapshot.done

@@ -56,7 +56,7 @@ class Run:
         left_out: client -> how often its uploads were left out; ``None`` in a sweep.
         arrivals: [N] how many answers of each client the server's steps took; ``None`` where it waits for all clients
             of a round.
-        compile_seconds: time spent on tracing and compiling; not-a-number of a public run.
+        compile_seconds: time spent on tracing and compiling before round 1; not-a-number of a public run.
         public_columns: of a private run the columns in which nothing is that ε does not cover, and public data;
             ``None`` of another run. :meth:`public` has them alone.
         best: with ``Checkpoints(best=…)``, the ``round`` at which that column was best, its ``value`` and the model
