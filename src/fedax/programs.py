@@ -58,10 +58,10 @@ def compile_time() -> Iterator[CompileTime]:
 
 @functools.cache
 def _listen() -> None:
-    def took(event: str, seconds: float, **_: Any) -> None:
+    def took(event: str, duration_secs: float, **_: Any) -> None:
         found = getattr(_timing, "found", None)
         if found is not None and event.startswith(_TIMED):
-            found.took(seconds)
+            found.took(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(took)
 

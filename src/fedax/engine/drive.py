@@ -1,7 +1,6 @@
 """drive: runs side by side, from evaluation to evaluation; their histories, their checkpoints, and how they end."""
 
 import functools
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +9,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from fedax.columns import heard_enough
+from fedax.columns import TRAIN, describe, diverged, heard_enough
 from fedax.contract.types import Tree, Unknown
 from fedax.engine import private, processes
 from fedax.engine.checkpoint import Checkpointer, SavedRun, Snapshot
@@ -129,7 +128,7 @@ class RunInProgress:
 
     def judge(self, row: dict[str, Unknown]) -> bool:
         """Whether the run ends with its last row; ``status`` says how."""
-        if not math.isfinite(row["train_loss"]):
+        if diverged(row):
             self.status = "diverged"
         elif self.job.plan.stops and row["left_out"] > (0 if self.missed is None else self.missed.sum()):
             self.status = "failed"
@@ -160,7 +159,8 @@ class RunInProgress:
             text = f"the run ended worse than it began: its {name} was {values[0]:.4g}, is {values[-1]:.4g}"
             return f"{text}; try a smaller learning rate", DivergedWarning
         if self.status == "diverged":
-            text = f"the training loss is {last['train_loss']} at round {last['round']}: stopped"
+            name = next(name for name in (*TRAIN, "val_loss", "test_loss") if name in last)
+            text = f"the {describe(name).label.lower()} is {last[name]} at round {last['round']}: stopped"
             return f"{text}; try a smaller learning rate", DivergedWarning
         if self.status == "failed":
             text = f"what clients {last['bad_clients']} sent was left out by round {last['round']}: stopped, as asked"
