@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import fedax
+from fedax import _start
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -62,11 +63,61 @@ jax.jit(lambda x: jax.lax.fori_loop(0, 9, lambda i, y: (y @ y).sort() + i, x))(j
 
 
 def test_compiled_programs_are_kept_where_the_user_keeps_such_things(tmp_path):
-    fast = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    (folder,) = python(RUN, XDG_CACHE_HOME=str(tmp_path), **fast)
+    (folder,) = python(RUN, XDG_CACHE_HOME=str(tmp_path))
     assert folder.startswith(str(tmp_path / "fedax")) and os.listdir(folder)
-    (other,) = python(RUN, XDG_CACHE_HOME=str(tmp_path), JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own"), **fast)
+    (other,) = python(RUN, XDG_CACHE_HOME=str(tmp_path), JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own"))
     assert other == str(tmp_path / "own")
+
+
+TRAINED = """
+from fedax._start import keep_compiled
+keep_compiled()
+import fedax, jax
+counts = {"cache_misses": 0, "cache_hits": 0}
+def count(event, **_):
+    name = event.rpartition("/")[2]
+    counts[name] = counts.get(name, 0) + 1
+jax.monitoring.register_event_listener(count)
+data = fedax.data.quadratics(clients=2, dimension=2)
+fedax.simulate(fedax.create("fedavg", lr=0.1), fedax.tasks.quadratic(2), data, rounds=1)
+print(counts["cache_misses"], counts["cache_hits"])
+"""
+
+
+def test_the_second_process_of_a_run_compiles_nothing_also_after_one_was_killed_while_it_kept_a_program(tmp_path):
+    trained = lambda: list(map(int, python(TRAINED, XDG_CACHE_HOME=str(tmp_path))))  # noqa: E731
+    missed, hit = trained()
+    assert missed > 1 and hit == 0
+    assert trained() == [0, missed]
+    (folder,) = (tmp_path / "fedax").iterdir()
+    torn = max(folder.glob("*-cache"), key=lambda each: each.stat().st_size)
+    torn.write_bytes(torn.read_bytes()[:100])
+    (folder / torn.name.replace("-cache", "-atime")).unlink()
+    assert trained() == [1, missed - 1]
+    assert trained() == [0, missed]
+    damaged = max(folder.glob("*-cache"), key=lambda each: each.stat().st_size)
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    assert trained()[1] == missed - 1  # compiled again, with a warning
+
+
+def test_of_many_kept_programs_those_not_used_for_longest_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(_start, "_MOST_PROGRAMS", 2)
+    for at, name in enumerate("abc"):
+        for kind in ("cache", "atime"):
+            (tmp_path / f"{name}-{kind}").write_bytes(b"8")
+            os.utime(tmp_path / f"{name}-{kind}", (at, at))
+    _start._tidy(tmp_path)
+    assert {each.name for each in tmp_path.glob("*-*")} == {"b-cache", "b-atime", "c-cache", "c-atime"}
+
+
+def test_two_processes_share_what_they_compile_at_once(tmp_path):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_") and k != "XLA_FLAGS"}
+    environment = kept | {"XDG_CACHE_HOME": str(tmp_path)}
+    both = [
+        subprocess.Popen([sys.executable, "-W", "error", "-c", TRAINED], env=environment, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    assert [(each.communicate(timeout=120)[1], each.returncode) for each in both] == [(b"", 0)] * 2
 
 
 def test_a_cache_that_cannot_be_made_is_left_out(tmp_path):

@@ -8,6 +8,9 @@ import pathlib
 import platform
 import sys
 
+_MOST_PROGRAMS = 1000  # that are kept: JAX looks at each whenever it adds one
+_MOST_BYTES = 2**30
+
 
 def cores_as_devices() -> None:
     """Make a device of every core that this process may use, unless the number of devices is set already.
@@ -40,8 +43,8 @@ def collect_rarely() -> None:
 def keep_compiled() -> None:
     """Keep compiled programs for later processes: in JAX_COMPILATION_CACHE_DIR, or else in the user's cache.
 
-    JAX needs ``filelock`` to bound the folder's size. The folder's name has the processor's features in it: machines
-    that share a home do not run each other's programs.
+    The folder's name has the processor's features in it: machines that share a home do not run each other's programs.
+    JAX's keys of the programs have its version in them.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ or "jax" in sys.modules:
         return
@@ -61,10 +64,31 @@ def keep_compiled() -> None:
         return
     for name, value in (
         ("JAX_COMPILATION_CACHE_DIR", str(folder)),
-        ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1"),
-        ("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30)),
+        ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
+        ("JAX_COMPILATION_CACHE_MAX_SIZE", str(_MOST_BYTES)),
     ):
         os.environ.setdefault(name, value)
+    _tidy(folder)
+
+
+def _tidy(folder: pathlib.Path) -> None:
+    """Remove kept programs that are not whole, which JAX never does, and those not used for longest, if there are many.
+
+    JAX writes when a program was used last after the program. Where that is missing, a process was killed while it
+    wrote, and JAX would not add any program again.
+    """
+    import filelock  # JAX's own lock of the folder
+
+    try:
+        with filelock.FileLock(folder / ".lockfile", timeout=0):
+            used = {each.name.removesuffix("-atime"): each.stat().st_mtime for each in folder.glob("*-atime")}
+            programs = [each.name.removesuffix("-cache") for each in folder.glob("*-cache")]
+            whole = sorted((name for name in programs if name in used), key=lambda name: -used[name])
+            for name in {*programs, *used} - {*whole[:_MOST_PROGRAMS]}:
+                for kind in ("cache", "atime"):
+                    (folder / f"{name}-{kind}").unlink(missing_ok=True)
+    except (OSError, filelock.Timeout):  # another process is at it
+        return
 
 
 def reach_directly(*hosts: str) -> None:

@@ -50,6 +50,7 @@ _TABLE = {  # in the order of a table's columns, after the metrics of the task
     "test_loss": HistoryColumn("Test loss", better="lower"),
     "val_loss": HistoryColumn("Validation loss", better="lower"),
     "train_loss": HistoryColumn("Train loss", better="lower"),
+    "train_loss_sample": HistoryColumn("Train loss of a sample", better="lower"),
     "objective": HistoryColumn("Objective F + ψ", better="lower"),
     "grad_norm_sq": HistoryColumn("Squared gradient norm ‖∇F(x)‖²", better="lower"),
     "density": HistoryColumn("Density"),
@@ -85,6 +86,7 @@ _SPELT = {"auc": "AUC", "f1": "F1", "r2": "R²", "mse": "MSE", "rmse": "RMSE", "
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 PARTS = ("val", "test")  # the held-out parts
+TRAIN = ("train_loss", "train_loss_sample")  # of all training data, or of a sample; a run has one of them, or none
 PER_CLIENT = "_per_client"  # the suffix of columns with a figure for each client
 PERSONAL = "_personal"  # the suffix of columns of personal models: each example is answered by its client's own
 
@@ -179,9 +181,23 @@ def higher_is_better(name: str, field: str, metrics: Mapping[str, object] | None
     return way == "higher"
 
 
+def diverged(row: Mapping[str, Any]) -> bool:
+    """Whether a row of a history shows that its run diverged: its training loss is not finite.
+
+    Of a run without one the validation or the test loss tells.
+
+    Example:
+        >>> diverged({"train_loss": math.inf}), diverged({"train_loss": 1.0, "test_loss": math.nan})
+        (True, False)
+    """
+    column = next((name for name in (*TRAIN, "val_loss", "test_loss") if name in row), None)
+    return column is not None and not math.isfinite(row[column])
+
+
 def measured_names(
     metrics: Iterable[str],
     *,
+    train: str = TRAIN[0],
     val: bool = True,
     test: bool = True,
     grad_norm: bool = True,
@@ -193,6 +209,7 @@ def measured_names(
 
     Args:
         metrics: names of the task's metrics.
+        train: the column of the training loss; empty: it is not measured.
         val, test: whether there are validation and test data.
         grad_norm: whether ‖∇F‖² is measured.
         objective: whether F + ψ is measured, for a method with a regularizer.
@@ -206,7 +223,8 @@ def measured_names(
     parts = {"val": val, "test": test}
     measures = ["loss", *metrics]
     held_out = {f"{part}_{name}": measured for part, measured in parts.items() for name in measures}
-    wanted = {"train_loss": True, "grad_norm_sq": grad_norm, **held_out, "objective": objective, "density": density}
+    more = {"objective": objective, "density": density}
+    wanted = {train: bool(train), "grad_norm_sq": grad_norm, **held_out, **more}
     of_clients = [f"{part}_{name}{PER_CLIENT}" for part in parts if part in per_client for name in measures]
     return [name for name, measured in wanted.items() if measured] + of_clients
 
@@ -218,7 +236,7 @@ def choosing(names: Collection[str]) -> str:
         >>> choosing(["train_loss", "val_loss", "test_loss"]), choosing(["train_loss", "test_loss"])
         ('val_loss', 'train_loss')
     """
-    return "val_loss" if "val_loss" in names else "train_loss"
+    return next((name for name in ("val_loss", *TRAIN) if name in names), TRAIN[0])
 
 
 def measures(names: Collection[str]) -> list[str]:

@@ -1,14 +1,69 @@
 """Compiled programs; only those used last are kept in memory."""
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 _MOST = 128  # a program takes 40 to 80 memory maps, of which Linux allows a process 65,530, and 3 to 5 MiB
+
+_TIMED = "/jax/core/compile/"  # of JAX's events: tracing, lowering, and compiling or reading what was compiled
+_timing = threading.local()
+
+
+class CompileTime:
+    """The seconds that JAX spent on tracing and compiling; a program that is traced inside another counts once."""
+
+    def __init__(self) -> None:
+        self._intervals: list[tuple[float, float]] = []
+
+    def took(self, seconds: float) -> None:
+        """Note that ``seconds`` have just been spent."""
+        end = time.perf_counter()
+        start = end - seconds
+        while self._intervals and self._intervals[-1][1] > start:  # what was traced inside
+            start = min(start, self._intervals.pop()[0])
+        self._intervals.append((start, end))
+
+    @property
+    def seconds(self) -> float:
+        """The seconds so far."""
+        return sum(end - start for start, end in self._intervals)
+
+
+@contextlib.contextmanager
+def compile_time() -> Iterator[CompileTime]:
+    """Measure what this thread spends on tracing and compiling.
+
+    Example:
+        >>> with compile_time() as found:
+        ...     _ = jax.jit(lambda x: x + 2)(np.ones(3))
+        >>> found.seconds > 0
+        True
+    """
+    _listen()
+    before, found = getattr(_timing, "found", None), CompileTime()
+    _timing.found = found
+    try:
+        yield found
+    finally:
+        _timing.found = before
+
+
+@functools.cache
+def _listen() -> None:
+    def took(event: str, duration_secs: float, **_: Any) -> None:
+        found = getattr(_timing, "found", None)
+        if found is not None and event.startswith(_TIMED):
+            found.took(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(took)
 
 
 def compiled(

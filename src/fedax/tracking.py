@@ -264,7 +264,8 @@ class _MLflowWriter:
             for run in self.client.search_runs([experiment_id], f"tags.`fedax.run` = '{mark}'", max_results=1):
                 self.run = run.info.run_id
                 # Of private runs a tracker has public columns only.
-                column = "epsilon" if "epsilon" in run.data.metrics else "train_loss"
+                known = ("epsilon", "train_loss", "train_loss_sample", "val_loss")
+                column = next((name for name in known if name in run.data.metrics), "test_loss")
                 history = self.client.get_metric_history(self.run, column)
                 self.last = max((point.step for point in history), default=-1)
                 self.client.update_run(self.run, status="RUNNING")

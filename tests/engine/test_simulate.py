@@ -385,3 +385,9 @@ def test_examples_are_copied_and_no_program_is_compiled_for_it(compilations):
     (there,) = load.on_devices([numbers], None)
     numbers[:] = 1
     assert not np.asarray(there).any() and compilations() == 0
+
+
+def test_seconds_of_compilation_have_no_evaluation_in_them():
+    """Of a run whose programs are all there it is none, however long the first evaluation takes."""
+    run()
+    assert run().compile_seconds == 0

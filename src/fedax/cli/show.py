@@ -99,12 +99,12 @@ def show_results(console: "Console", record: "Record") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from fedax.columns import TIME, describe, show, shown
+    from fedax.columns import TIME, TRAIN, describe, show, shown
     from fedax.experiments import classes, clients, noted, summary
 
     (problem,) = summary.problems([record])
     columns = shown(summary.table_order(problem), problem.judge)
-    columns = [column for column in columns if column != "train_loss" or problem.judge in (None, column)]
+    columns = [column for column in columns if column not in TRAIN or problem.judge in (None, column)]
     title, *legend = summary.legend(problem)
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.add_column("Method", overflow="fold")

@@ -232,9 +232,9 @@ class Oracle:
         return self._augmented(batch, i), weights
 
     def _augmented(self, batch: Tree, k: Number) -> Tree:
-        if self._task.augment is None:
+        if self._unbound.augment is None:
             return batch
-        return self._task.augment(batch, jax.random.fold_in(jax.random.fold_in(self.key, k), _AUGMENT))
+        return self._unbound.augment(batch, jax.random.fold_in(jax.random.fold_in(self.key, k), _AUGMENT))
 
     def _outputs(self, params: Tree, batch: Tree) -> Array:
         if self._task.outputs is None:

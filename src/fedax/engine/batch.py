@@ -57,6 +57,7 @@ def blocks_of(jobs: list[list[Job]], seeds: int, width: int | None) -> list[Batc
             job.evaluation.stops,
             job.evaluation.grad_norm,
             job.evaluation.density,
+            job.evaluation.train,
             job.pacing and job.pacing.shape,
         )
         groups.setdefault(((structure, form, shared), _paced(job)), []).append(i)
@@ -91,7 +92,7 @@ def like(job: Job, other: Job) -> bool:
     """Whether two jobs may be in one batch: all that they have is of the same form, and so are their plans."""
 
     def form(each: Job) -> tuple[Unknown, ...]:
-        leaves, structure = jax.tree.flatten((each.fed, each.evaluation.held))
+        leaves, structure = jax.tree.flatten((each.fed, each.evaluation.held, each.evaluation.sample))
         return structure, [(leaf.shape, leaf.dtype) for leaf in leaves], each.plan, each.memory, each.evaluation.stops
 
     if job.fed is other.fed and job.evaluation.held is other.evaluation.held and job.missed is None:
@@ -149,6 +150,10 @@ def on_one_core(place: Place | None) -> Place | None:
     return dataclasses.replace(asked, mesh=Mesh(np.array(jax.local_devices()[:1]), ("clients",)))
 
 
+def _data_of(job: Job) -> tuple[Tree, ...]:
+    return job.fed, job.evaluation.held, job.evaluation.sample
+
+
 class Batch:
     """The program of several jobs: seeds × points, two batch axes.
 
@@ -174,14 +179,12 @@ class Batch:
         # The axis of the points has a leaf of its own: points that differ in nothing that is a number have no other.
         self.varying = (np.arange(len(varying)), stacked)
         everywhere = (eqx.partition(first.hyper, same)[0], first.evaluation.density)
-        data = (first.fed, first.evaluation.held)
+        data = _data_of(first)
         # Which of the axes the data have: with a split of each seed that of the seeds.
         one_for_all = all(row[0].fed is first.fed and row[0].evaluation.held is first.evaluation.held for row in jobs)
         self.data_axes = "none" if one_for_all else "seeds"
         if not one_for_all:
-            data = jax.tree.map(
-                lambda *leaves: np.stack(leaves), *((row[0].fed, row[0].evaluation.held) for row in rows)
-            )
+            data = jax.tree.map(lambda *leaves: np.stack(leaves), *(_data_of(row[0]) for row in rows))
         keys = jnp.stack([row[0].key for row in rows])
         # Of private runs what their noise depends on, [seeds, points, 4].
         width = self.points + more["points"]
@@ -195,7 +198,8 @@ class Batch:
             self.secrets = jax.device_put(self.secrets, NamedSharding(self.mesh, both))
             data = jax.device_put(data, NamedSharding(self.mesh, P()) if one_for_all else spread)
         self.common, self.density = everywhere
-        self.fed, self.held = data
+        self.fed, self.held, sample = data
+        self.measured = self.fed if sample is None else sample
         self.keys, self.x, self.plan = keys, x, first.plan
         self.shared = self.varying, self.common, self.fed, self.keys
         self.axes = {"mesh": self.mesh, "data_axes": self.data_axes}
@@ -232,8 +236,9 @@ class Batch:
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         models, penalties = _models(self.varying, self.common, state.server, index, **self.axes)
         first = self.jobs[0][0]
-        about = {"task": self.plan.task, "grad_norm": first.evaluation.grad_norm, "inner": self.plan.mesh}
-        found = _figures(models, self.fed, self.held, self.density, **about, **self.axes)
+        asked = first.evaluation
+        about = {"task": self.plan.task, "column": asked.train, "grad_norm": asked.grad_norm, "inner": self.plan.mesh}
+        found = _figures(models, self.measured, self.held, self.density, **about, **self.axes)
         figures = self._own(with_objective(found, penalties))
         more: list[dict[str, Unknown]] = [{} for _ in range(self.seeds * self.points)]
         if first.evaluation.by_client or any(
@@ -392,10 +397,19 @@ def _models(varying: Tree, common: Tree, server: Tree, index: Number) -> tuple[T
     return found
 
 
-@_batched("both", "data", "data", "none", static=["task", "grad_norm", "inner"])
+@_batched("both", "data", "data", "none", static=["task", "column", "grad_norm", "inner"])
 def _figures(
-    model: Tree, fed: Federation, held: Tree, density: Number, *, task: Task, grad_norm: bool, inner: Mesh | None
+    model: Tree,
+    fed: Federation,
+    held: Tree,
+    density: Number,
+    *,
+    task: Task,
+    column: str,
+    grad_norm: bool,
+    inner: Mesh | None,
 ) -> dict[str, Unknown]:
     """What needs no method, so that methods that are compared have one program for it."""
-    found: dict[str, Unknown] = of_model(model, fed, held, density, None, task=task, grad_norm=grad_norm, mesh=inner)
+    asked: Unknown = {"task": task, "column": column, "grad_norm": grad_norm, "mesh": inner}
+    found: dict[str, Unknown] = of_model(model, fed, held, density, None, **asked)
     return found

@@ -1,7 +1,8 @@
 """Evaluation client by client: the model's outputs come to the host in blocks, where metrics are computed exactly."""
 
+import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.load import Shared, start
+from fedax.engine.peak import example_bytes
 from fedax.errors import CodeError, ConfigError
 from fedax.metrics.base import HostMetric, Metric, fitting
 from fedax.programs import compiled
@@ -17,6 +19,9 @@ from fedax.tasks.once import each_once
 from fedax.tasks.task import Task
 
 _BLOCK_ELEMENTS = 2**19  # numbers of input or output that are evaluated at a time
+_BLOCK_BYTES = 2**28  # of what is computed of them, on each device
+_CACHED = 2**24  # the same on a CPU, but for a few
+_LEAST = 16  # examples, unless they take more than that
 
 
 class ExampleResults(NamedTuple):
@@ -178,17 +183,23 @@ def _cut(results: ExampleResults, rows: slice) -> ExampleResults:
 
 def _width(task: Task, params: Tree, examples: Tree) -> int:
     """How many examples are evaluated at a time."""
-    leaves = jax.tree.leaves(examples)
     kind = jax.dtypes.canonicalize_dtype  # as JAX would have it, without a warning
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), kind(leaf.dtype)), examples)
-    answer = jax.eval_shape(lambda tree, batch: _of_batch(tree, task.frozen, batch, task=task), params, two)
-    return min(len(leaves[0]), at_a_time([*leaves, *jax.tree.leaves(answer)]))
+    evaluated = functools.partial(_of_batch, params, task.frozen, task=task)
+    return at_a_time(evaluated, examples, jax.tree.leaves(jax.eval_shape(evaluated, two)))
 
 
-def at_a_time(leaves: Sequence[Array]) -> int:
-    """How many examples with these arrays, [n, …], are evaluated at a time; no more than there are of the first."""
+def at_a_time(f: Callable[[Tree], Tree], examples: Tree, more: Sequence[Array] = ()) -> int:
+    """How many examples a function of a block of them takes at a time, at most all; ``more``: arrays beside them.
+
+    On a CPU small blocks are faster, as what is computed of them stays in the cache.
+    """
+    leaves = [*jax.tree.leaves(examples), *more]
     widest = max(int(np.prod(leaf.shape[1:])) for leaf in leaves)
-    return min(int(leaves[0].shape[0]), max(16, min(4096, _BLOCK_ELEMENTS // max(widest, 1))))
+    most = min(int(leaves[0].shape[0]), max(_LEAST, min(4096, _BLOCK_ELEMENTS // max(widest, 1))))
+    each = max(1, example_bytes(f, examples))
+    fast = most if jax.default_backend() != "cpu" else max(_LEAST, _CACHED // each)
+    return max(1, min(most, fast, _BLOCK_BYTES // each))
 
 
 def _blocks(task: Task, params: Tree, examples: Tree, rows: range, width: int) -> Iterator[ExampleResults]:

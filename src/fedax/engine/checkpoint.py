@@ -615,7 +615,7 @@ def _check_figures(status: Unknown, rows: Tree, costs: Unknown) -> None:
     """Refuse a history that no run writes, with a ValueError, or with the error that its form leads to."""
     if status not in ("finished", "stopped", "diverged", "failed"):
         raise ValueError(f"status {status!r}")
-    if costs.keys() - {*TRAFFIC, TIME} != {*COSTS} - {"round"} or not {"round", "train_loss", *costs} <= rows[0].keys():
+    if costs.keys() - {*TRAFFIC, TIME} != {*COSTS} - {"round"} or not {"round", *costs} <= rows[0].keys():
         raise ValueError("columns are missing")
     for row in (*rows, costs):
         if row is not costs and row.keys() != rows[0].keys():

@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
+from fedax.columns import TRAIN
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Compressor, decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
+from fedax.engine import processes
 from fedax.engine.declared import check_kinds
 from fedax.engine.dry_run import same_structure
 from fedax.engine.layers import Forms
-from fedax.engine.options import Options
+from fedax.engine.options import TRAIN_LOSS, Options
 from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.federation.census import Census
 from fedax.metrics.base import HostMetric
@@ -54,6 +56,49 @@ def check_parts(algorithm: Unknown, task: Unknown, data: Unknown, options: Optio
     assert options.work is not None and options.participation is not None
     options.work.validate(data.sizes)
     options.participation.validate(data.num_clients, check_count("rounds", options.rounds, 0, MOST))
+
+
+def train_loss_of(options: Options, task: Task, census: Census, here: bool) -> tuple[str, int]:
+    """The column of the training loss, empty where it is not measured, and the rows of a sample, 0: all.
+
+    Raises:
+        ConfigError: it is no such setting, or this run cannot have it.
+    """
+    asked = options.train_loss
+    if asked is None:
+        return TRAIN[0], 0
+    kind, _, number = asked.partition(":")
+    if asked != "none" and (kind != "sample" or not number.isdecimal() or int(number) == 0):
+        raise ConfigError("train_loss", asked, TRAIN_LOSS)
+    if not here:
+        raise ConfigError("train_loss", asked, 'real clients measure it on all their data; leave it out, or "full"')
+    if "grad_norm" in task.run_metrics:
+        raise ConfigError("train_loss", asked, "GradNorm needs all training data; leave one of them out")
+    if asked == "none":
+        if not options.parts:
+            raise ConfigError("train_loss", asked, "nothing would show how a run goes; give val or test data")
+        return "", 0
+    if processes.count() > 1:
+        raise ConfigError("train_loss", asked, 'no process has all data; give "full" or "none"')
+    if int(number) >= (rows := int(np.sum(census.sizes))):
+        raise ConfigError("train_loss", asked, f'there are {rows} rows; give fewer, or "full"')
+    return TRAIN[1], int(number)
+
+
+def sampled_rows(data: FederatedData, number: int) -> np.ndarray:
+    """[number] rows whose mean loss is that of all clients, Σ p_i F_i, on average; the same for the same data.
+
+    Clients and their rows lie on a line, each row as long as its weight p_i/n_i. It is cut into equal parts, and a
+    point is drawn in each.
+    """
+    draw = np.random.default_rng(0).uniform(size=number)
+    ends = np.cumsum(np.asarray(data.weights, float))
+    points = (np.arange(number) + draw) / number * ends[-1]
+    clients = np.searchsorted(ends, points, side="right")
+    share = (points - (ends - data.weights)[clients]) / np.asarray(data.weights, float)[clients]
+    sizes = data.sizes[clients]
+    rows: np.ndarray = data.offsets[clients] + np.clip((share * sizes).astype(int), 0, sizes - 1)
+    return rows
 
 
 def _task_of(given: Unknown) -> str:

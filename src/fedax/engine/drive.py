@@ -1,7 +1,6 @@
 """drive: runs side by side, from evaluation to evaluation; their histories, their checkpoints, and how they end."""
 
 import functools
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +9,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from fedax.columns import heard_enough
+from fedax.columns import TRAIN, describe, diverged, heard_enough
 from fedax.contract.types import Tree, Unknown
 from fedax.engine import private, processes
 from fedax.engine.checkpoint import Checkpointer, SavedRun, Snapshot
@@ -24,6 +23,7 @@ from fedax.engine.personal import PersonalModels
 from fedax.engine.timetable import Timetable
 from fedax.engine.timing import RoundTimes
 from fedax.errors import BadClientWarning, DivergedWarning, caller_level, unknown
+from fedax.programs import compile_time
 
 Watch = Callable[[int, dict[str, Unknown]], None]
 
@@ -83,7 +83,9 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, checkpointer: Che
     if checkpointer is None or not _restore_finished(in_progress, watch, checkpointer):
         runs = _BatchInProgress(program, in_progress, watch, checkpointer)
         with in_precision(jobs[0].plan.precision):
-            seconds = runs.begin() / len(jobs)
+            with compile_time() as compiling:
+                runs.begin()
+            seconds = compiling.seconds / len(jobs)
             for stop in runs.stops():
                 runs.advance(stop)
                 runs.record()
@@ -127,7 +129,7 @@ class RunInProgress:
 
     def judge(self, row: dict[str, Unknown]) -> bool:
         """Whether the run ends with its last row; ``status`` says how."""
-        if not math.isfinite(row["train_loss"]):
+        if diverged(row):
             self.status = "diverged"
         elif self.job.plan.stops and row["left_out"] > (0 if self.missed is None else self.missed.sum()):
             self.status = "failed"
@@ -158,7 +160,8 @@ class RunInProgress:
             text = f"the run ended worse than it began: its {name} was {values[0]:.4g}, is {values[-1]:.4g}"
             return f"{text}; try a smaller learning rate", DivergedWarning
         if self.status == "diverged":
-            text = f"the training loss is {last['train_loss']} at round {last['round']}: stopped"
+            name = next(name for name in (*TRAIN, "val_loss", "test_loss") if name in last)
+            text = f"the {describe(name).label.lower()} is {last[name]} at round {last['round']}: stopped"
             return f"{text}; try a smaller learning rate", DivergedWarning
         if self.status == "failed":
             text = f"what clients {last['bad_clients']} sent was left out by round {last['round']}: stopped, as asked"
@@ -218,9 +221,8 @@ class _BatchInProgress:
         self.active = list(range(len(in_progress)))
         self.length = CallLength(in_progress[0].job.rounds_a_call)
 
-    def begin(self) -> float:
-        """Compile, and make the first rows or restore the checkpoint; returns the seconds that this took."""
-        began = time.perf_counter()
+    def begin(self) -> None:
+        """Compile, and make the first rows or restore the checkpoint."""
         state, counters = self.program.prepare()
         # A call that runs no round compiles the program and leaves the state as it is.
         self.state, _ = self.program.advance(state, 0, 0)
@@ -232,10 +234,8 @@ class _BatchInProgress:
             self.record()
         else:
             self._restore(snapshot)
-        seconds = time.perf_counter() - began
         if self.checkpointer is not None:
             self.checkpointer.hold()
-        return seconds
 
     def _restore(self, snapshot: Snapshot) -> None:
         self.state, self.index = snapshot.state, snapshot.done

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from fedax.columns import PER_CLIENT, measured_names
+from fedax.columns import PER_CLIENT, TRAIN, measured_names
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
@@ -28,7 +28,7 @@ MOST_NAMES = 100  # clients that a row of the history names
 
 def with_objective(found: dict[str, Unknown], penalty: Number) -> dict[str, Unknown]:
     """What was measured, with F(x) + ψ(x) where there is a ψ."""
-    if penalty is not None:
+    if penalty is not None and TRAIN[0] in found:
         found["objective"] = found["train_loss"] + penalty
     return found
 
@@ -41,7 +41,7 @@ def model_after(algorithm: Unknown, server: Tree, index: Number) -> tuple[Vector
     return model, method.penalty(model)
 
 
-@compiled(static=["task", "grad_norm", "mesh"])
+@compiled(static=["task", "column", "grad_norm", "mesh"])
 def of_model(
     model: Vector,
     fed: Federation,
@@ -50,16 +50,19 @@ def of_model(
     train: Array,
     *,
     task: Task,
+    column: str,
     grad_norm: bool,
     mesh: Mesh | None,
 ) -> dict[str, Unknown]:
     """What needs no method; so that methods that are compared have one program for it.
 
-    ``held``: part of the held-out data -> its examples; of each there are :func:`held_out` in ``held``.
+    ``held``: part of the held-out data -> its examples; of each there are :func:`held_out` in ``held``. ``column``: as
+    ``train`` of :class:`fedax.engine.job.EvaluationPlan`.
     """
-    task = task.bound(fed.frozen)
-    sums = train_sums(model, fed, task=task, grad_norm=grad_norm, mesh=mesh) if train is None else train
-    found = {"train_loss": sums[0]}
+    task, found = task.bound(fed.frozen), dict[str, Unknown]()
+    if column:
+        sums = train_sums(model, fed, task=task, grad_norm=grad_norm, mesh=mesh) if train is None else train
+        found[column] = sums[0]
     if grad_norm:
         gradient = Vector(sums[1])
         found["grad_norm_sq"] = gradient.dot(gradient)
@@ -73,13 +76,14 @@ def columns(job: Job) -> list[str]:
     """What the rows of a job have besides the round and the costs."""
     return measured_names(
         job.plan.task.metrics,
+        train=job.evaluation.train,
         val=job.has("val"),
         test=job.has("test"),
         grad_norm=job.evaluation.grad_norm,
-        objective=resolve(job.hyper.method, 0).penalty(job.x) is not None,
+        objective=job.evaluation.train == TRAIN[0] and resolve(job.hyper.method, 0).penalty(job.x) is not None,
         density=job.evaluation.density is not None,
         per_client=job.evaluation.by_client,
-    ) + personal.columns(job.plan.task, job.evaluation.personal)
+    ) + personal.columns(job.plan.task, job.evaluation)
 
 
 def public_columns(job: Job) -> tuple[str, ...] | None:
@@ -105,9 +109,10 @@ def measured(
     figures that are made already.
     """
     model, penalty = model_after(job.hyper.method, server, index)
-    asked = {"task": job.plan.task, "grad_norm": job.evaluation.grad_norm, "mesh": job.plan.mesh}
+    about = job.evaluation
+    asked = {"task": job.plan.task, "column": about.train, "grad_norm": about.grad_norm, "mesh": job.plan.mesh}
     found = with_objective(
-        of_model(model, job.fed, job.evaluation.held, job.evaluation.density, train, **asked), penalty
+        of_model(model, job.measured, job.evaluation.held, job.evaluation.density, train, **asked), penalty
     )
     labels = job.evaluation.labels
     for part, there in (held or {}).items():
@@ -232,8 +237,12 @@ def _sum(
     ``weigh(around, rows)`` gives weights. With a mesh, every device has everything and takes its share of the blocks.
     ``careful``: with what rounding loses from block to block added in the end (Kahan 1965).
     """
-    leaves = jax.tree.leaves(examples)
-    n, block = leaves[0].shape[0], by_client.at_a_time(leaves)
+    n = jax.tree.leaves(examples)[0].shape[0]
+
+    def of_first(some: Tree) -> Tree:
+        return f(around, some, weigh(around, jnp.arange(jax.tree.leaves(some)[0].shape[0])))
+
+    block = by_client.at_a_time(of_first, examples)
     if block == n:
         return f(around, examples, weigh(around, jnp.arange(n)))
     blocks = -(-n // block)

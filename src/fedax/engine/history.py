@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from fedax.columns import COSTS, HEARD, TIME, TRAFFIC, describe, measures, show
+from fedax.columns import COSTS, HEARD, TIME, TRAFFIC, TRAIN, describe, measures, show
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.checkpoint import Best
 from fedax.engine.evaluate import excluded
@@ -25,7 +25,7 @@ from fedax.errors import ConfigError, unknown
 if TYPE_CHECKING:
     from fedax.figures import Drawing
 
-_PLOTTED = ("test_loss", "val_loss", "train_loss", "epsilon")  # the first of these is drawn where no column is named
+_PLOTTED = ("test_loss", "val_loss", *TRAIN, "epsilon")  # the first of these is drawn where no column is named
 FAILED = ("diverged", "worse", "failed")  # the statuses of runs whose last model is of no use
 
 
@@ -57,7 +57,7 @@ class Run:
         left_out: client -> how often its uploads were left out; ``None`` in a sweep.
         arrivals: [N] how many answers of each client the server's steps took; ``None`` where it waits for all clients
             of a round.
-        compile_seconds: time spent on tracing and compiling; not-a-number of a public run.
+        compile_seconds: time spent on tracing and compiling before round 1; not-a-number of a public run.
         public_columns: of a private run the columns in which nothing is that ε does not cover, and public data;
             ``None`` of another run. :meth:`public` has them alone.
         best: with ``Checkpoints(best=…)``, the ``round`` at which that column was best, its ``value`` and the model
@@ -228,7 +228,7 @@ class Run:
 
     def __repr__(self) -> str:
         last = {name: column[-1] for name, column in self.history.items()}
-        name = "train_loss" if "train_loss" in last else "epsilon"
+        name = next(name for name in (*TRAIN, "val_loss", "test_loss", "epsilon") if name in last)
         return f"Run({self.status} at round {last['round']}, {name}={last[name]:.6g})"
 
 

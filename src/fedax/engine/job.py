@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import numpy as np
 
+from fedax.columns import TRAIN
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
@@ -54,6 +55,8 @@ class EvaluationPlan(NamedTuple):
         grad_norm: whether the norm of the gradient is measured.
         density: the threshold from which on a parameter counts as nonzero; ``None``: they are not counted.
         personal: how personal models are evaluated; ``None``: the method has none.
+        train: the column of the training loss; empty: it is not measured.
+        sample: the rows on which it is measured; ``None``: all.
     """
 
     stops: tuple[int, ...]
@@ -63,7 +66,9 @@ class EvaluationPlan(NamedTuple):
     by_client: tuple[str, ...]
     grad_norm: bool
     density: float | None
-    personal: PersonalPlan | None
+    personal: PersonalPlan | None = None
+    train: str = TRAIN[0]
+    sample: Federation | None = None
 
 
 class Missed(NamedTuple):
@@ -167,6 +172,11 @@ class Job(NamedTuple):
     def has(self, part: str) -> bool:
         """Whether there are held-out examples of a part, here or at the clients."""
         return part in self.evaluation.held or self.census.held.get(part, 0) > 0
+
+    @property
+    def measured(self) -> Federation:
+        """The data on which the training loss is measured."""
+        return self.fed if self.evaluation.sample is None else self.evaluation.sample
 
     @property
     def rounds_a_call(self) -> int:

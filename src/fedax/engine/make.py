@@ -29,6 +29,8 @@ from fedax.engine.checks import (
     evaluation_rounds,
     labels_of,
     pooled_of,
+    sampled_rows,
+    train_loss_of,
 )
 from fedax.engine.deadline import steps_within
 from fedax.engine.declared import takes
@@ -188,6 +190,7 @@ def check(asked: JobOptions) -> CheckedInput:
     given.shared.once("checked", lambda: check_examples(trained, census, here, own, parts), *_held_of(given, trained))
     by_client_of(task.run_metrics.get("per_client"), parts)
     check_host_metrics(trained, census, parts)
+    train_loss_of(given, task, census, here is not None)
     batch_size = None if given.batch_size is None else check_batch_size(given.batch_size, census)
     min_heard = check_number("min_heard", given.min_heard, 0, 1, open_low=True, fixed=True)
     wire = given.wire(compression)
@@ -331,9 +334,10 @@ def bind(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> Job:
     if paced is not None and here is not None and (memory != "device" or planned.stream):
         hint = "asynchronous rounds are simulated, in one process, with client memory and examples on the device"
         raise ConfigError("pace", asked.pace, hint)
+    fed = _on_devices(checked, planned)
     job = Job(
         hyper=planned.hyper._replace(method=traced.method, wire=planned.lossy),
-        fed=_on_devices(checked, planned),
+        fed=fed,
         key=planned.key,
         x=x,
         data=here if planned.stream else None,
@@ -344,7 +348,7 @@ def bind(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> Job:
         forms=traced.forms,
         settings=_settings(checked, planned, traced, paced),
         rounds=traced.rounds,
-        evaluation=_evaluation(checked, planned, traced),
+        evaluation=_evaluation(checked, planned, traced, fed),
         until=asked.until,
         min_heard=checked.min_heard,
         seed=asked.seed,
@@ -370,12 +374,22 @@ def _on_devices(checked: CheckedInput, planned: PlannedRun) -> Federation:
     return found
 
 
-def _evaluation(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> EvaluationPlan:
+def _evaluation(checked: CheckedInput, planned: PlannedRun, traced: Traced, fed: Federation) -> EvaluationPlan:
     """When the model is evaluated, and on what."""
     asked, task, mesh, metrics = checked.asked, checked.task, planned.plan.mesh, checked.asked.task.run_metrics
     shared, held_of, density = asked.shared, _held_of(asked, task), metrics.get("density")
     pooled = {part: pooled_of(each) for part, each in asked.parts.items()}
     labels = lambda: {part: labels_of(task, examples) for part, examples in pooled.items()}  # noqa: E731
+    column, rows = train_loss_of(asked, asked.task, checked.census, checked.data is not None)
+
+    def sample() -> Federation:
+        assert checked.data is not None
+        at = sampled_rows(checked.data, rows)
+        examples = jax.tree.map(lambda leaf: leaf[at], checked.data.examples)
+        made = Federation(examples, np.zeros(1, np.int32), np.full(1, rows, np.int32), np.ones_like(fed.weights[:1]))
+        there: Federation = on_devices(made, mesh)
+        return there._replace(frozen=fed.frozen)
+
     return EvaluationPlan(
         stops=traced.stops,
         held=shared.once("held", lambda: on_devices(pooled, mesh), *held_of, of=mesh),
@@ -385,6 +399,8 @@ def _evaluation(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> E
         grad_norm="grad_norm" in metrics,
         density=None if density is None else density.threshold,
         personal=_personal(checked, planned),
+        train=column,
+        sample=shared.once("sample", sample, fed, checked.data, of=(mesh, rows)) if rows else None,
     )
 
 

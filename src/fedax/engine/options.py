@@ -20,6 +20,8 @@ from fedax.wire.privacy import DP
 from fedax.wire.secure import SecureSum
 from fedax.wire.wire import Wire
 
+TRAIN_LOSS = 'give "full", "none", or "sample:N" with a number of rows, such as "sample:10000"'
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommonOptions:
@@ -37,6 +39,9 @@ class CommonOptions:
         test: the same, for the final figures.
         evaluate_every: rounds between evaluations, or the rounds themselves after which to evaluate; default: about
             fifty evaluations. The start and the last round are always among them.
+        train_loss: on what the training loss is measured: ``"full"``, all training data, which is the default;
+            ``"sample:N"``, N rows, the same for all runs on these data, in the column ``train_loss_sample``; or
+            ``"none"``. For simulations.
         params: initial model; default ``task.init``.
         place: where the clients run, :class:`fedax.Place`: how many side by side, on which devices, and where their
             memory and their examples are.
@@ -81,6 +86,9 @@ class CommonOptions:
     val: Tree = None
     test: Tree = None
     evaluate_every: int | Sequence[int] | None = option(None, setting="run.evaluate_every", at_nodes=True)
+    train_loss: str | None = option(
+        None, hint=TRAIN_LOSS, setting="run.train_loss", fingerprint="given", of_problem=True
+    )
     params: Tree = None
     place: Place | None = option(None, hint="give fedax.Place(...)")
     clock: Clock | None = option(
@@ -126,6 +134,7 @@ class CommonOptions:
             self,
             work=Epochs(1) if self.work is None else self.work,
             place=Place() if self.place is None else self.place,
+            train_loss=None if self.train_loss == "full" else self.train_loss,
             min_heard=1.0 if self.min_heard is None else self.min_heard,
             newcomer_turns=1 if self.newcomer_turns is None else self.newcomer_turns,
             participation=Full() if self.participation is None else self.participation,

@@ -1,7 +1,7 @@
-"""Peak: the memory that a gradient takes, estimated from its traced program. Nothing is compiled."""
+"""Peak: the memory that a gradient or an evaluation takes, estimated from its traced program. Nothing is compiled."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ from fedax.contract.types import Tree, Unknown
 from fedax.engine.fingerprint import is_program
 from fedax.federation.census import Census
 from fedax.tasks.task import Task
+
+_TRACED = 32  # examples; of fewer, layers may compute in another way, and what is made of the model counts more
 
 
 def gradient_bytes(task: Task, params: Tree, census: Census, batch_size: int | None) -> int:
@@ -35,6 +37,23 @@ def gradient_bytes(task: Task, params: Tree, census: Census, batch_size: int | N
     given = (params, batch, rows if batch_size is None else 1 / batch_size, jax.eval_shape(lambda: jax.random.key(0)))
     traced = jax.make_jaxpr(task.gradient)(*given)
     return sum(map(_bytes, traced.invars)) + _peak(traced)
+
+
+def example_bytes(f: Callable[[Tree], Tree], examples: Tree) -> int:
+    """Bytes that a function of a block of examples takes for each: the most that is alive at once of what it computes.
+
+    Args:
+        f: the function.
+        examples: arrays [n, ...], or their shapes and types.
+
+    Example:
+        >>> example_bytes(lambda x: jnp.sin(x[:, None] * jnp.arange(10.0)).sum(), jnp.ones(50))  # products and sines
+        81
+    """
+    n: int = min(_TRACED, jax.tree.leaves(examples)[0].shape[0])
+    kind = jax.dtypes.canonicalize_dtype  # as JAX would have it, without a warning
+    some = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape[1:]), kind(leaf.dtype)), examples)
+    return _peak(jax.make_jaxpr(f)(some)) // n
 
 
 def _peak(program: Unknown) -> int:

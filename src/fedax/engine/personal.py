@@ -31,7 +31,7 @@ from fedax.engine.loop import (
 )
 from fedax.engine.memory import ClientMemory
 from fedax.engine.plan import RunPlan
-from fedax.engine.turns import LastTurn, PersonalPlan, Turned
+from fedax.engine.turns import LastTurn, Turned
 from fedax.errors import unknown
 from fedax.federation.participation import Full
 from fedax.metrics.base import HostMetric, Metric
@@ -43,17 +43,19 @@ from fedax.wire.sums import without_marks
 from fedax.wire.wire import Wire
 
 if TYPE_CHECKING:
-    from fedax.engine.job import Job
+    from fedax.engine.job import EvaluationPlan, Job
 
 _OWN_TURN = 2**29  # far from the numbers of exchanges; see loop.py
 
 
-def columns(task: Task, plan: PersonalPlan | None) -> list[str]:
-    """The columns of personal models in a row of the history."""
+def columns(task: Task, evaluation: "EvaluationPlan") -> list[str]:
+    """The columns of personal models in a row of the history; the training loss where all of it is measured."""
+    plan = evaluation.personal
     if plan is None:
         return []
     named = [f"{part}_{name}{PERSONAL}" for part in plan.rows for name in ("loss", *_on_device(task))]
-    return [f"train_loss{PERSONAL}", *named, "turn_age", "newcomers"]
+    train = [f"train_loss{PERSONAL}"] if evaluation.train == "train_loss" else []
+    return [*train, *named, "turn_age", "newcomers"]
 
 
 def _on_device(task: Task) -> list[str]:
@@ -97,7 +99,8 @@ def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clie
     plan = job.evaluation.personal
     assert plan is not None
     held = {part: (job.evaluation.held[part], rows.offsets, rows.sizes) for part, rows in plan.rows.items()}
-    blocks = tuple((part, _block(held[part][0], int(rows.sizes.max()))) for part, rows in plan.rows.items())
+    values = functools.partial(_held_out, job.plan.task.bound(fed.frozen), job.x)
+    blocks = tuple((part, _block(values, held[part][0], int(rows.sizes.max()))) for part, rows in plan.rows.items())
     static = {"plan": job.plan, "blocks": blocks}
     found: Evaluated = _evaluated(job.hyper, fed, job.key, server, memory, who, held, plan.turns, index, **static)
     return found
@@ -119,7 +122,8 @@ def _evaluated(
     blocks: tuple[tuple[str, int], ...],
 ) -> Evaluated:
     sizes = dict(blocks)
-    block = _block(fed.examples, plan.max_size)
+    model = resolve(hyper.method, index).model(server)
+    block = _block(functools.partial(_loss, plan.task.bound(fed.frozen), model), fed.examples, plan.max_size)
 
     def look(v: Vector, h: Tree, task: Task, last: Array, client: Clients, shared: SharedInputs) -> Evaluated:
         (_, held, _), examples = shared.download, shared.fed.examples
@@ -243,9 +247,13 @@ def _turned_memory(method: Algorithm, memory: Tree) -> Turned:
     return found
 
 
-def _block(examples: Tree, most: int) -> int:
+def _block(values: Callable[[Tree, Array], Tree], examples: Tree, most: int) -> int:
     """How many of these examples are evaluated at a time, of which no client has more than ``most``."""
-    return min(1 << (most - 1).bit_length(), by_client.at_a_time(jax.tree.leaves(examples)))
+
+    def of_some(batch: Tree) -> Tree:
+        return values(batch, jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool))
+
+    return min(1 << (most - 1).bit_length(), by_client.at_a_time(of_some, examples))
 
 
 def _sums(values: Callable[[Tree, Array], Tree], examples: Tree, offset: Array, size: Array, block: int) -> Tree:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
+from fedax.columns import TRAIN
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import ArrayForm, decoded
 from fedax.contract.schedule import resolve
@@ -72,7 +73,7 @@ def judged(names: Collection[str], known: Collection[str] | None) -> str | None:
         known: the public columns of a private run, else ``None``.
     """
     if known is None:
-        return "objective" if "objective" in names else "train_loss"
+        return next((name for name in ("objective", *TRAIN, "val_loss", "test_loss") if name in names), None)
     return next((name for name in ("val_loss", "test_loss") if name in known and name in names), None)
 
 
@@ -84,7 +85,7 @@ def limited_losses(figures: dict[str, Unknown], model: Tree) -> dict[str, Unknow
     """
     finite = all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(model))
     most = float(np.finfo(np.float32).max)
-    losses = {name: figures[name] for name in ("train_loss", "objective") if name in figures}
+    losses = {name: figures[name] for name in (*TRAIN, "objective") if name in figures}
     limited = {name: float(np.nan_to_num(value, nan=most, posinf=most, neginf=-most)) for name, value in losses.items()}
     return figures | (limited if finite else dict.fromkeys(losses, math.nan))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from fedax.columns import choosing, higher_is_better
+from fedax.columns import choosing, diverged, higher_is_better
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
@@ -286,7 +286,7 @@ class _Follower:
 
     def __call__(self, run: tuple[int, int], row: dict[str, Unknown]) -> None:
         i, k = run
-        over = not math.isfinite(row["train_loss"])
+        over = diverged(row)
         self.done[run] = self.jobs[i][k].rounds if over else row["round"]
         self._show()
 

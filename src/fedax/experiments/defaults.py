@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedax.columns import TRAIN
 from fedax.federation.census import Census
 
 TASKS_OF = {
@@ -196,7 +197,7 @@ def judge(config: Mapping[str, Any], columns: Sequence[str]) -> str | None:
         return "objective"
     if config["data"]["name"] == "quadratics" and "grad_norm_sq" in columns:
         return "grad_norm_sq"
-    return held_out or "train_loss"
+    return held_out or next((name for name in TRAIN if name in columns), TRAIN[0])
 
 
 def unequal_penalties(config: Mapping[str, Any]) -> bool:

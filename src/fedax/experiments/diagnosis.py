@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedax.columns import TRAIN, describe
 from fedax.data import FederatedData
 from fedax.engine.saved import read_model
 from fedax.experiments import summary
@@ -16,7 +17,6 @@ from fedax.theory import diagnose
 
 DiagnosisTable = dict[str, Any]
 
-_COLUMN = "train_loss"  # the column that is diagnosed
 _SHOWN = 3  # so many seeds that came to no good end are named
 
 
@@ -43,7 +43,7 @@ def diagnose_run(
         if watch is not None:
             watch(label)
         points: dict[str, Any] = {"the initial model": experiment.options.get("params")}
-        ends = {each.seed: float(each.history[_COLUMN][-1]) for each in record.of(label)}
+        ends = {each.seed: float(each.history[_column(each)][-1]) for each in record.of(label)}
         models, missing = {}, []
         for seed in sorted(run["seeds"], key=lambda seed: ends.get(seed, np.inf)):  # the worst end is looked at last
             path = record.folder / "models" / f"{slug(label)}-seed{seed}.safetensors"
@@ -91,8 +91,8 @@ def diagnose_run(
 def _lost(runs: Sequence[MethodRun], of: int, lr: str) -> str:
     """A sentence on seeds that came to no good end."""
     ends = [
-        f"seed {run.seed} (train loss {_number(float(run.history[_COLUMN][0]))} → "
-        f"{_number(float(run.history[_COLUMN][-1]))})"
+        f"seed {run.seed} ({describe(_column(run)).label.lower()} {_number(float(run.history[_column(run)][0]))} → "
+        f"{_number(float(run.history[_column(run)][-1]))})"
         for run in runs[:_SHOWN]
     ]
     more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
@@ -239,3 +239,8 @@ def _weights(value: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
+
+
+def _column(run: MethodRun) -> str:
+    """The column that is diagnosed: the training loss, or else a held-out one."""
+    return next(name for name in (*TRAIN, "val_loss", "test_loss") if name in run.history)

@@ -1,10 +1,9 @@
 """Progress displays for the runs of an experiment and the points of a sweep; they draw by :mod:`fedax.progress`."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedax.columns import heard_enough
+from fedax.columns import diverged, heard_enough
 from fedax.engine.history import ended_worse
 from fedax.engine.patience import Patience
 from fedax.engine.private import judged
@@ -59,15 +58,15 @@ class Runs:
         shown_figures, at = figures(row, self.decides), f"round {row['round']}"
         column = judged(row, self.experiment.public)
         self.objective[run] += [row[column]] if column is not None and heard_enough(row, self.min_heard) else []
-        diverged = not math.isfinite(row["train_loss"])
-        finished = self.until[run](row) or diverged or row["round"] == self.rounds
+        failed = diverged(row)
+        finished = self.until[run](row) or failed or row["round"] == self.rounds
         self.done[run] = self.rounds if finished else row["round"]
         done = sum(self.done.values())
         if finished:
-            worse = not diverged and bool(self.objective[run]) and ended_worse(self.objective[run])
+            worse = not failed and bool(self.objective[run]) and ended_worse(self.objective[run])
             early = "" if row["round"] == self.rounds else "ended early, "
-            text = f"{name}: " if diverged else f"{name}: {early}{at}, {shown_figures}"
-            warning = f"diverged by {at}" if diverged else "; ended worse than it began" * worse
+            text = f"{name}: " if failed else f"{name}: {early}{at}, {shown_figures}"
+            warning = f"diverged by {at}" if failed else "; ended worse than it began" * worse
             self.progress.tell(text, done, warning)
         self.progress.at(name, done, shown_figures, f"{name}: {at} of {self.rounds}, {shown_figures}")
         if done == self.total:
@@ -100,7 +99,7 @@ class Points:
         at = (label, repr(point), seed)
         if at not in self.until:
             self.until[at] = _until(self.experiments[label])
-        finished = self.until[at](row) or row["round"] == self.rounds or not math.isfinite(row["train_loss"])
+        finished = self.until[at](row) or row["round"] == self.rounds or diverged(row)
         now = self.rounds if finished else row["round"]
         self.done += now - self.seen.get(at, 0)
         self.seen[at] = now

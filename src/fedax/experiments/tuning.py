@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import fedax
-from fedax.columns import better
+from fedax.columns import better, choosing
 from fedax.engine import secret
 from fedax.engine.history import save_run
 from fedax.engine.load import Shared
@@ -610,7 +610,7 @@ def _criterion(section: SweepSection, experiments: list[Experiment]) -> Table:
     first, known = experiments[0].config, columns(experiments)
     run = first["run"]
     methods = [method for experiment in experiments for method in experiment.config["methods"]]
-    usual = "val_loss" if "val_loss" in known else judge(first | {"methods": methods}, known) or "train_loss"
+    usual = "val_loss" if "val_loss" in known else judge(first | {"methods": methods}, known) or choosing(known)
     criterion = section.criterion or usual
     if criterion not in known:
         raise unknown("sweep.criterion", criterion, known)

@@ -138,10 +138,12 @@ class Hosted(HostServer):
         job, model = self.job, model_after(self.job.hyper.method, state.server, index)[0]
         options = {"task": job.plan.task, "grad_norm": job.evaluation.grad_norm, "mesh": job.plan.mesh}
         total: Tree = None
-        for piece in self._examples.pieces():
+        whole = job.evaluation.train and job.evaluation.sample is None
+        for piece in self._examples.pieces() if whole else ():
             part = jax.block_until_ready(sums_of(model, piece, **options))
             total = part if total is None else jax.tree.map(jnp.add, total, part)
-        (row,) = measured(job, state.server, index, processes.total(total), more=self._personal(state, index))
+        train = processes.total(total) if whole else None
+        (row,) = measured(job, state.server, index, train, more=self._personal(state, index))
         flat = np.concatenate([np.atleast_1d(np.asarray(value, float)) for value in row.values()])
         bits = flat.view(np.uint32)  # whole, for JAX would halve the floats
         numbers, figures = iter(processes.from_first(bits).view(float).tolist()), {}

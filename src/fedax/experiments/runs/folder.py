@@ -12,6 +12,7 @@ from typing import Any
 import filelock
 import numpy as np
 
+from fedax.columns import diverged
 from fedax.data.formats import parse_json
 from fedax.engine import secret
 from fedax.errors import ConfigError, DataError
@@ -225,7 +226,7 @@ def append_metrics(
     ``most``: the round with which a budget of privacy ends the run, where that is before its last one.
     """
     status = "spent" if row["round"] == most else "ok"
-    status = status if math.isfinite(row["train_loss"]) else "diverged"
+    status = "diverged" if diverged(row) else status
     at = {} if point is None else {"point": point}
     line = finite({"label": label, "method": method, **at, "seed": seed, "status": status, **row})
     with open(folder / "metrics.jsonl", "ab") as file:

@@ -231,7 +231,7 @@ def _ended_by_patience(history: dict[str, np.ndarray], run: dict[str, Any]) -> b
 
 def _error_in(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | None) -> str | None:
     """What is wrong with a row of metrics.jsonl; ``None``: nothing."""
-    if not isinstance(row, dict) or not {"label", "method", "seed", "status", "train_loss", *COSTS} <= {*row}:
+    if not isinstance(row, dict) or not {"label", "method", "seed", "status", *COSTS} <= {*row}:
         return "a column is missing"
     if not isinstance(row["label"], str) or row["label"] not in labels or not isinstance(row["method"], str):
         return "a method that is not in config.toml"
