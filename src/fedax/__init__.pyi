@@ -35,7 +35,7 @@ from .contract.regularizers import (
     Simplex,
     Unconstrained,
 )
-from .contract.schedule import FromFunction, Piecewise, PowerDecay, Schedule, stepwise
+from .contract.schedule import Cosine, FromFunction, Piecewise, PowerDecay, Schedule, StepDecay, stepwise
 from .contract.staleness import HingeStaleness, PolynomialStaleness, Staleness
 from .contract.vector import Vector, zeros_like
 from .data.federated import FederatedData
@@ -119,6 +119,7 @@ __all__ = [
     "Compressor",
     "ConfigError",
     "CoordinateMedian",
+    "Cosine",
     "Cyclic",
     "DataError",
     "Deadline",
@@ -183,6 +184,7 @@ __all__ = [
     "SlowMo",
     "Solver",
     "Staleness",
+    "StepDecay",
     "Steps",
     "Sweep",
     "Systematic",
