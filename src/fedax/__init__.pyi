@@ -63,6 +63,7 @@ from .errors import (
     TrackingWarning,
 )
 from .experiments.comparison import Comparison, compare, load
+from .experiments.tables import read
 from .federation.clock import Clock, Exponential, HalfNormal, Lognormal, UniformBetween
 from .federation.pace import Async
 from .federation.participation import (
@@ -218,6 +219,7 @@ __all__ = [
     "metrics",
     "privacy",
     "random_points",
+    "read",
     "register",
     "show_progress",
     "simulate",
