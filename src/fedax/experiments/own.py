@@ -361,8 +361,8 @@ def _attribute(module: Any, name: str, field: str, kind: str) -> Any:
     wanted = label_of(name)
     value = getattr(module, wanted, None)
     # A function that the file only imports, such as os.system, is neither task nor method.
-    is_class = isinstance(value, type) and kind == "method"
-    if value is None or (not is_class and getattr(value, "__module__", "") != module.__name__):
+    foreign = getattr(value, "__module__", "") != module.__name__
+    if value is None or (foreign and (kind == "task" or inspect.isroutine(value))):
         fits: dict[str, Callable[[Any], bool]] = {
             "method": lambda item: inspect.isfunction(item) or (isinstance(item, type) and issubclass(item, Algorithm)),
             "task": inspect.isfunction,

@@ -71,9 +71,12 @@ def table(records: Sequence[Record], *, target: Aim | None = None, confidence: f
 
 def rows(records: Sequence[Record]) -> "pandas.DataFrame":
     """The histories of run folders, a value in each row; the columns are those of :func:`read`."""
-    runs = [(record, run) for record in records for run in record.runs]
-    of = {id(record): {"run": str(record.folder)} if len(records) > 1 else {} for record in records}
-    return tidy((of[id(record)] | _names(run.label, run.seed, run.point), run.history) for record, run in runs)
+    runs = ((str(record.folder), run) for record in records for run in record.runs)
+    several = len(records) > 1
+    return tidy(
+        (({"run": folder} if several else {}) | _names(run.label, run.seed, run.point), run.history)
+        for folder, run in runs
+    )
 
 
 def _names(label: str, seed: int, point: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,11 +54,11 @@ _PART = ("trainable", "lora")  # settings of the section task that say which par
 _NOT_SCHEDULES = ("regularizer", "compress", "solver", "staleness")  # hyper-parameters whose tables are no schedules
 
 # The functions of optax that a configuration names: optimizers, and what comes before one in a chain.
-SOLVERS = Registry("solver")
+_SOLVERS = Registry("solver")
 for _name in ("adabelief", "adadelta", "adagrad", "adam", "adamax", "adamw", "amsgrad", "lamb", "lars", "lion", "nadam",
               "nadamw", "novograd", "radam", "rmsprop", "sgd", "sign_sgd", "yogi", "adaptive_grad_clip", "centralize",
               "add_decayed_weights", "clip", "clip_by_global_norm", "normalize_by_update_norm", "trace"):  # fmt: skip
-    SOLVERS.add(_name, getattr(optax, _name))
+    _SOLVERS.add(_name, getattr(optax, _name))
 
 
 class Codec(Protocol):
@@ -200,7 +200,7 @@ class _SolverCodec:
                 raise ConfigError(field, row, hint)
         rows = [{"name": row} if isinstance(row, str) else dict(row) for row in (given if many else [given])]
         fields = [f"{field}[{k}]" if many else field for k in range(len(rows))]
-        parts = [SOLVERS.get(row.pop("name", None), f"{at}.name") for row, at in zip(rows, fields, strict=True)]
+        parts = [_SOLVERS.get(row.pop("name", None), f"{at}.name") for row, at in zip(rows, fields, strict=True)]
         if "learning_rate" not in parts[-1].arguments:
             hint = "it takes no step; let sgd, adam or another optimizer come after it, in a list"
             raise ConfigError(f"{fields[-1]}.name", parts[-1].name, hint)
@@ -229,7 +229,9 @@ def _argument_of_optax(field: str, value: Any, default: Any) -> Any:
         if not isinstance(default, bool) or not isinstance(value, bool):
             raise ConfigError(field, value, "give true or false" if isinstance(default, bool) else "give a number")
         return value
-    return value if isinstance(value, fedax.Schedule) else float(check_number(field, value, 0))
+    if isinstance(value, fedax.Schedule) or (isinstance(default, int) and isinstance(value, int)):
+        return value
+    return float(check_number(field, value, 0))
 
 
 class _PrivacyCodec(ArgumentsCodec):
