@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedax
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, execute, new_folder, plan
 from fedax.experiments import study as studies
