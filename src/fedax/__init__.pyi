@@ -36,7 +36,7 @@ from .contract.regularizers import (
     Simplex,
     Unconstrained,
 )
-from .contract.schedule import FromFunction, Piecewise, PowerDecay, Schedule, stepwise
+from .contract.schedule import Cosine, FromFunction, Piecewise, PowerDecay, Schedule, StepDecay, stepwise
 from .contract.staleness import HingeStaleness, PolynomialStaleness, Staleness
 from .contract.vector import Vector, zeros_like
 from .data.federated import FederatedData
@@ -64,6 +64,7 @@ from .errors import (
     TrackingWarning,
 )
 from .experiments.comparison import Comparison, compare, load
+from .experiments.tables import read
 from .federation.clock import Clock, Exponential, HalfNormal, Lognormal, UniformBetween
 from .federation.pace import Async
 from .federation.participation import (
@@ -120,6 +121,7 @@ __all__ = [
     "Compressor",
     "ConfigError",
     "CoordinateMedian",
+    "Cosine",
     "Cyclic",
     "DataError",
     "Deadline",
@@ -185,6 +187,7 @@ __all__ = [
     "SlowMo",
     "Solver",
     "Staleness",
+    "StepDecay",
     "Steps",
     "Sweep",
     "Systematic",
@@ -218,6 +221,7 @@ __all__ = [
     "metrics",
     "privacy",
     "random_points",
+    "read",
     "register",
     "show_progress",
     "simulate",

@@ -246,6 +246,56 @@ def test_compare_digits(here):
     assert "dirichlet, alpha 0.7" in result.stdout and "fednova (lr 0.5)" in result.stdout
 
 
+def test_some_methods_of_a_file_here_or_on_other_processes(here):
+    three = ', {name = "fednova", label = "nova", lr = 0.1}, {name = "fedprox", lr = 0.1}]'
+    sweep = '\n[sweep.grid]\n"methods.nova.lr" = [0.1, 0.2]\n"methods.fedprox.lr" = [0.1, 0.2]\n'
+    (here / "three.toml").write_text(TINY.replace("}]", "}" + three) + sweep)
+    result = run_cli("run", "three.toml", "--methods", "fednova,fedavg", "--out", "run")
+    assert result.exit_code == 0, result.output
+    assert read("run").labels == ["fedavg", "nova"]
+    result = run_cli("compare", "three.toml", "--methods", "nova", "--rounds", "1", "--seeds", "2", "--out", "compared")
+    assert result.exit_code == 0, result.output
+    assert read("compared").labels == ["nova"] and read("compared").config["run"]["seeds"] == [0, 1]
+    result = run_cli("sweep", "three.toml", "--methods", "nova", "--out", "swept")
+    assert result.exit_code == 0, result.output
+    assert [run.point for run in read("swept").runs] == [{"lr": 0.1}, {"lr": 0.2}]
+    result = run_cli("run", "three.toml", "--methods", "nova", "--on", "processes:2", "--out", "elsewhere")
+    assert result.exit_code == 0, result.output
+    there, here_ = (read(place).of("nova")[0].history["train_loss"] for place in ("elsewhere", "run"))
+    np.testing.assert_allclose(there, here_, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "tiny.toml", "--methods", "fedavgg"), "did you mean 'fedavg'"),
+        (("run", "tiny.toml", "--methods", ","), "methods = ','"),
+        (("run", "tiny.toml", "--on", "processes:2", "--distributed"), "--distributed"),
+        (("compare", "tiny.toml", "--label", "ill"), "[data]"),
+        (("run", "momentum"), "it is a study: fedax study momentum"),
+        (("sweep", "study.toml"), "it is a study: fedax study study.toml"),
+        (("run", "digits"), "it is a data set: fedax compare digits"),
+        (("run", "table.csv"), "it is a table: fedax compare table.csv"),
+        (("run", "done"), "it is a run folder: fedax report done"),
+        (("compare", "done"), "fedax run done/config.toml"),
+        (("compare", "fednova-figure-2-equal"), "it is a recipe: fedax run fednova-figure-2-equal"),
+        (("compare", "momentum"), "it is a study"),
+        (("study", "tiny.toml"), "it is a configuration: fedax run tiny.toml"),
+        (("study", "digits"), "fedax compare digits"),
+        (("report", "tiny.toml"), "it is a configuration: fedax run tiny.toml"),
+    ],
+)
+def test_a_command_that_does_not_take_it_names_the_one_that_does(here, arguments, message):
+    (here / "study.toml").write_text('name = "s"\n[[parts]]\nname = "a"\n')
+    (here / "table.csv").write_text("a,b\n1,2\n")
+    (here / "done").mkdir()
+    for file in ("config.toml", "metrics.jsonl"):
+        (here / "done" / file).touch()
+    result = run_cli(*arguments)
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
+    assert not (here / "runs").exists() and not (here / "studies").exists()
+
+
 def test_report_draws_one_or_several(here):
     for out in ("one", "two"):
         assert run_cli("run", "tiny.toml", "--out", out).exit_code == 0

@@ -2,6 +2,8 @@
 
 import inspect
 
+import jax
+import optax
 import pytest
 
 import fedax
@@ -15,7 +17,7 @@ from fedax.experiments.config.codec import (
     CLOCK,
     PARTICIPATIONS,
     PRIVACY,
-    SCHEDULES,
+    SCHEDULE,
     WORKS,
     ComponentCodec,
     codec_of,
@@ -77,8 +79,10 @@ def test_registered_parts_are_read_as_they_are_written(registry, key, name):
         (RUN["compress"], {"up": fedax.TopK(0.5), "down": fedax.Natural()}),
         (PRIVACY, fedax.DP(1.0, 0.5, 1e-5, epsilon=3.0, adaptive=fedax.AdaptiveClip(0.6))),
         (ADAPTIVE, fedax.AdaptiveClip(0.6)),
-        (SCHEDULES, fedax.Piecewise(1.0, {5: 0.1, 7: 0.5})),
-        (SCHEDULES, fedax.PowerDecay(1.0, power=0.5)),
+        (SCHEDULE, fedax.Piecewise(1.0, {5: 0.1, 7: 0.5})),
+        (SCHEDULE, fedax.PowerDecay(1.0, power=0.5)),
+        (SCHEDULE, fedax.Cosine(0.5, 100, warmup=5)),
+        (SCHEDULE, fedax.StepDecay(0.5, 30, 0.1)),
         (CLOCK, fedax.Clock()),
         (CLOCK, fedax.Clock(0.5, up=fedax.Lognormal(1.0, 0.5, anew=True), latency=[1, 2], server=3)),
         (CLOCK, fedax.Clock({"a": 1, "b": 2}, available={"b": [[0, 9]], "a": {"on": [[0, 1], [2, 3]], "repeat": 5}})),
@@ -121,3 +125,76 @@ def test_a_comparison_of_secure_sums_is_read_again(tmp_path):
     data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
     fedax.compare(["fedavg"], task, data, rounds=1, seeds=1, secure=fedax.SecureSum(clip=10.0), out=tmp_path / "run")
     assert read(tmp_path / "run").config["run"]["secure"] == {"clip": 10.0, "bits": 32}
+
+
+PAPER = {
+    "data": {"name": "digits", "clients": 4, "split": {"val": 0.1}},
+    "run": {"rounds": 4, "batch_size": 32},
+}
+
+
+def _trained(row):
+    built = build({**PAPER, "methods": [row]})
+    (method,) = built.methods.values()
+    run = fedax.simulate(method, built.task, built.data, rounds=4, batch_size=32)
+    again = build(built.config).methods
+    assert repr(again) == repr(built.methods)  # config.toml makes the same method
+    return [float(leaf.sum()) for leaf in jax.tree.leaves(run.params)], built
+
+
+@pytest.mark.parametrize(
+    ("table", "solver"),
+    [
+        ({"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1},
+         lambda: fedax.Optax(optax.adamw, learning_rate=0.01, weight_decay=0.1)),
+        ({"name": "AdamW", "learning_rate": 0.01}, lambda: fedax.Optax(optax.adamw, learning_rate=0.01)),
+        ([{"name": "clip_by_global_norm", "max_norm": 0.1}, {"name": "sgd", "learning_rate": 0.5, "momentum": 0.9}],
+         lambda: fedax.Optax(optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.5, momentum=0.9)))),
+    ],
+)  # fmt: skip
+def test_a_solver_of_a_file_is_that_of_optax(table, solver):
+    found, built = _trained({"name": "fedavg", "solver": table})
+    run = fedax.simulate(fedax.create("fedavg", solver=solver()), built.task, built.data, rounds=4, batch_size=32)
+    assert found == pytest.approx([float(leaf.sum()) for leaf in jax.tree.leaves(run.params)], rel=1e-5)
+
+
+def test_the_methods_lr_is_that_of_its_solver_and_may_be_a_schedule_of_the_round():
+    cosine = {"kind": "cosine", "value": 0.5, "rounds": 4, "warmup": 1}
+    by_lr, _ = _trained({"name": "fedavg", "lr": cosine, "solver": "sgd"})
+    inside, _ = _trained({"name": "fedavg", "solver": [{"name": "sgd", "learning_rate": cosine}]})
+    plain, _ = _trained({"name": "fedavg", "lr": cosine})
+    constant, _ = _trained({"name": "fedavg", "lr": 0.5})
+    assert by_lr == pytest.approx(plain, rel=1e-5) and inside == pytest.approx(plain, rel=1e-5)
+    assert constant != pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "hint"),
+    [
+        ({"solver": {"name": "adamm", "learning_rate": 0.1}}, "methods.fedavg.solver.name", "'adam'"),
+        ({"solver": {"name": "adam", "learning_rat": 0.1, "learning_rate": 1.0}}, "methods.fedavg.solver.learning_rat",
+         "'learning_rate'"),
+        ({"solver": {"name": "adam"}}, "methods.fedavg.solver.learning_rate", "lr"),
+        ({"solver": {"name": "adam", "learning_rate": 0.1}, "lr": 0.1}, "methods.fedavg.solver.learning_rate", "one"),
+        ({"solver": "adam", "lr": -0.1}, "methods.fedavg.lr", "(0"),
+        ({"solver": {"name": "adam", "learning_rate": "fast"}}, "methods.fedavg.solver.learning_rate", "number"),
+        ({"solver": {"name": "adam", "learning_rate": True}}, "methods.fedavg.solver.learning_rate", "number"),
+        ({"solver": {"name": "sgd", "learning_rate": 0.1, "nesterov": 1}}, "methods.fedavg.solver.nesterov", "true"),
+        ({"solver": [{"name": "sgd", "learning_rate": 0.1}, {"name": "clip", "max_delta": 1.0}]},
+         "methods.fedavg.solver[1].name", "step"),
+        ({"solver": [{"name": "clip", "max_norm": 1.0}, "sgd"], "lr": 0.1}, "methods.fedavg.solver[0].max_norm",
+         "max_delta"),
+        ({"solver": 3}, "methods.fedavg.solver", "table"),
+        ({"solver": []}, "methods.fedavg.solver", "table"),
+        ({"solver": "sgd", "lr": 0.1, "momentum": 0.9}, "methods.fedavg.momentum", "solver"),
+        ({"lr": {"kind": "cosin", "value": 0.1, "rounds": 9}}, "methods.fedavg.lr.kind", "'cosine'"),
+        ({"lr": {"kind": "cosine", "value": 0.1}}, "methods.fedavg.lr.rounds", "missing"),
+        ({"lr": {"kind": "cosine", "value": 0.1, "rounds": 5, "warmup": 5}}, "methods.fedavg.lr.rounds", "6"),
+        ({"lr": {"kind": "step", "value": 0.1, "every": 5, "factor": 2.0}}, "methods.fedavg.lr.factor", "(0, 1]"),
+        ({"lr": {"kind": "step", "value": 0.1, "every": 0.5, "factor": 0.5}}, "methods.fedavg.lr.every", "whole"),
+    ],
+)  # fmt: skip
+def test_errors_of_solvers_and_schedules_name_the_setting(row, field, hint):
+    with pytest.raises(fedax.ConfigError) as caught:
+        build({**PAPER, "methods": [{"name": "fedavg", **row}]})
+    assert caught.value.field == field and hint in caught.value.hint

@@ -272,12 +272,40 @@ def test_errors_of_files_name_the_line(here, text, message):
     assert "\n" not in str(caught.value)
 
 
+FACTORY = """
+import fedax, optax
+from os import system
+
+def clipped(lr: float = 0.1, norm: float = 1.0):
+    return fedax.create("fedavg", solver=fedax.Optax(optax.chain(optax.clip_by_global_norm(norm), optax.sgd(lr))))
+
+def three(lr=0.1):
+    return 3
+"""
+
+
+def test_a_function_that_makes_a_method(here):
+    (here / "factory.py").write_text(FACTORY)
+    tables = tomllib.loads(CONFIG) | {"methods": [{"name": "factory.py:clipped", "norm": 0.5}]}
+    experiment = build(tables, allow_code=True)
+    assert isinstance(experiment.methods["clipped"], fedax.FedAvg)
+    (row,) = experiment.config["methods"]
+    assert row == {"name": "factory.py:clipped", "label": "clipped", "lr": 0.1, "norm": 0.5}
+    for name, message in (
+        ("three", "returned int; return a fedax.Algorithm .*factory.py:8"),
+        ("cliped", "did you mean 'clipped'"),
+        ("system", "no such name. There are: clipped, three"),
+    ):
+        with pytest.raises(fedax.ConfigError, match=message):
+            build(tables | {"methods": [{"name": f"factory.py:{name}"}]}, allow_code=True)
+
+
 @pytest.mark.parametrize(
     "name, message",
     [
         ("mine:A", r"no module mine .*give mine.py:A"),
         ("json.nothing:A", "no module json.nothing is installed"),
-        ("json:A", "there is no A in .*, and no method at all"),
+        ("json:A", "no such name. There are: .*dump"),
         ("a b:A", "give file.py:Class or package.module:Class"),
         ("mine.py:A.b", "give file.py:Class"),
         (":", "give file.py:Class"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedax
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, execute, new_folder, plan
 from fedax.experiments import study as studies
@@ -566,6 +567,9 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     (run,) = read(folder / "jobs" / job.key / "run").runs
     for name, values in run.history.items():
         np.testing.assert_allclose(result.runs[0].history[name], values, rtol=1e-5)
+    rows = fedax.read(folder).query("column == 'train_loss'")
+    assert rows[["part", "method", "seed"]].drop_duplicates().values.tolist() == [[part.name, "fedavg", 3]]
+    np.testing.assert_allclose(rows["value"], run.history["train_loss"], rtol=1e-5)
     assert faults(study, folder) == []
     assert (
         "Figure 1, claimed: “Momentum is better.” No pair can be compared yet." in write_page(study, folder).read_text()

@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 from scipy import stats
 from typer.testing import CliRunner
 
+import fedax
 from fedax import figures
 from fedax.cli import app
 from fedax.errors import ConfigError
@@ -139,6 +140,36 @@ def test_problems_stand_apart(record, tmp_path):
     text = tables.to_latex([record, other], target=0.5)
     assert re.findall(r"\\label\{(.*)\}", text) == ["tab:final1", "tab:target1", "tab:final2", "tab:target2"]
     assert "run.batch\\_size 8" in text
+
+
+def test_rows_have_all_values_of_all_folders_once(record, tmp_path):
+    rows = fedax.read(record.folder)
+    assert list(rows) == ["method", "seed", "round", "column", "value"]
+    assert len(rows) == sum(len(run.history["round"]) * (len(run.history) - 1) for run in record.runs)
+    for run in record.runs:
+        of_run = rows[(rows["method"] == run.label) & (rows["seed"] == run.seed)]
+        for column, values in run.history.items():
+            if column != "round":
+                found = of_run[of_run["column"] == column]
+                np.testing.assert_array_equal(found["value"], values)
+                assert found["round"].tolist() == run.history["round"].tolist()
+    other = fake(tmp_path / "other", {"good": LOSSES["good"]}, seeds=SEEDS)
+    both = fedax.read(record.folder, other.folder)
+    assert both.groupby("run").size().to_dict() == {
+        str(record.folder): len(rows), str(other.folder): len(fedax.read(other.folder)),
+    }  # fmt: skip
+    pandas.testing.assert_frame_equal(both, tables.rows([record, other]))
+
+
+def test_rows_of_a_sweep_have_its_settings():
+    data, task = fedax.data.quadratics(4, 2), fedax.tasks.quadratic(2)
+    found = fedax.sweep(
+        lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.2]}, task, data, rounds=2, seeds=[3, 5]
+    )
+    rows = found.rows()
+    assert list(rows) == ["lr", "seed", "round", "column", "value"]
+    one = rows.query("lr == 0.2 and seed == 5 and column == 'train_loss'")
+    np.testing.assert_array_equal(one["value"], found.runs[1][1].history["train_loss"])
 
 
 def test_csv_is_the_table(record, columns):

@@ -257,7 +257,8 @@ _BY_DEFAULT = {"tau_eff": "default"}
 def _check_method(field: str, made: Any) -> None:
     if not (isinstance(made, type) and issubclass(made, Algorithm)):
         what = f"is {type(made).__name__}" if not isinstance(made, type) else f"is the class {made.__name__}"
-        raise CodeError(field, what, "a method is a class that is a fedax.Algorithm", place_of(made))
+        hint = "a method is a class that is a fedax.Algorithm; in a configuration also a function that makes one"
+        raise CodeError(field, what, hint, place_of(made))
 
 
 METHODS = Registry("method", "fedax.methods", _check_method)

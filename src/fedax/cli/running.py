@@ -41,13 +41,23 @@ AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Run the code that the configuration names, such as mine.py:Method.")
 ]
 
+Methods = Annotated[
+    str | None,
+    typer.Option(metavar="LABELS", help="Only these of its methods, separated by commas.", show_default=False),
+]
 
-def read_config(source: str, settings: list[str] | None, allow_code: bool) -> "tuple[dict[str, Any], Code]":
-    """The tables of a configuration with the typed settings, and the code that it may run."""
+
+def read_config(
+    source: str, settings: list[str] | None, allow_code: bool, methods: str | None = None
+) -> "tuple[dict[str, Any], Code]":
+    """The tables of a configuration with the typed settings, and the code that it may run; ``methods``: only these."""
     from fedax.experiments import override, read_toml
+    from fedax.experiments.config.edit import pick
     from fedax.experiments.own import configured, names
 
     tables = read_toml(source)
+    if methods is not None:
+        pick(tables, methods)
     in_file = names(tables)
     for setting in settings or []:
         override(tables, setting)

@@ -11,6 +11,7 @@ from fedax.cli.data import Columns, Drop, kinds
 from fedax.cli.exits import run_with_others
 from fedax.cli.running import (
     AllowCode,
+    Methods,
     On,
     Out,
     Resume,
@@ -34,10 +35,12 @@ Minutes = Annotated[float, typer.Option(help="Make one as soon as so long has pa
 
 def run(
     config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
+    methods: Methods = None,
     out: Out = None,
     settings: Set = None,
     resume: Resume = False,
     allow_code: AllowCode = False,
+    on: On = None,
     checkpoint_rounds: Rounds = None,
     checkpoint_minutes: Minutes = 10.0,
     checkpoint_best: Annotated[
@@ -65,6 +68,8 @@ def run(
     Examples:
       fedax run experiment.toml
       fedax run experiment.toml --set run.rounds=200 --set "methods.*.lr=0.05"
+      fedax run experiment.toml --methods fedavg,fednova
+      fedax run experiment.toml --on processes:4
       fedax run fednova-figure-2-equal
       fedax run runs/digits-1/config.toml --out runs/again
       fedax run experiment.toml --resume
@@ -90,11 +95,17 @@ def run(
     kept: dict[str, Any] = {"rounds": checkpoint_rounds, "minutes": checkpoint_minutes, "best": checkpoint_best}
     Checkpoints("", **kept)  # refuses bad values before anything begins
 
-    def configured() -> None:
-        tables, code = read_config(config, settings, allow_code)
-        run_experiment(tables, code, out, resume, **kept)
+    together_by = "--distributed" if distributed else None if missing else "--coordinator"
+    if on is not None and together_by is not None:
+        raise ConfigError("on", on, f"{together_by} runs one run in many processes, --on each run in one; give one")
 
-    if not distributed and missing:
+    def configured() -> None:
+        engine = engine_of(on)
+        tables, code = read_config(config, settings, allow_code, methods)
+        with engine() as executor:
+            run_experiment(tables, code, out, resume, executor=executor, **kept)
+
+    if together_by is None:
         return configured()
 
     def together() -> None:
@@ -109,11 +120,18 @@ def run(
 def compare(
     data: Annotated[
         list[str] | None,
-        typer.Argument(help="Tables: files, or a folder. Or a data set: fedax list data.", show_default="digits"),
+        typer.Argument(
+            help="Tables: files, or a folder. Or a data set: fedax list data. Or a configuration: a TOML file.",
+            show_default="digits",
+        ),
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Separated by commas; see: fedax list methods.")
-    ] = "fedavg,fedprox,fednova",
+        str | None,
+        typer.Option(
+            help="Separated by commas; see: fedax list methods. Of a configuration: these of its own.",
+            show_default="fedavg,fedprox,fednova",
+        ),
+    ] = None,
     label: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Of tables: the column to predict.", show_default=False)
     ] = None,
@@ -147,6 +165,7 @@ def compare(
     ] = None,
     settings: Set = None,
     out: Out = None,
+    allow_code: AllowCode = False,
     on: On = None,
 ) -> None:
     """Compare methods on your tables or on a data set, with settings that suit it.
@@ -167,6 +186,7 @@ def compare(
       fedax compare digits --methods mine.py:FedAvgEMA,fedavg
       fedax compare pictures/ --set task.name=mlp
       fedax compare digits --on dask:tcp://node1:8786 --out runs/digits
+      fedax compare experiment.toml --methods fedavg,fednova --seeds 5
 
     Exit code 1: a method diverged, or ended worse than it began (the others are
     finished, all is written).
@@ -184,29 +204,37 @@ def compare(
     from fedax.experiments.rates import quick
 
     engine = engine_of(on)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    given = {"data.clients": clients, "data.alpha": alpha, "run.rounds": rounds, "run.seeds": seeds}
+    shorthand = [f"{key}={value}" for key, value in given.items() if value is not None]
+    options = {"label": label, "drop": drop, "client": client, "positive": positive, "columns": kinds(column)}
+    options = {name: value for name, value in options.items() if value}
+    set_lr = any(setting.partition("=")[0].strip().endswith(".lr") for setting in settings or [])
+    if data is not None and len(data) == 1 and data[0].lower().endswith(".toml"):
+        for name, value in (options | ({"by": by} if by is not None else {})).items():
+            raise ConfigError(name, value, f"{data[0]} says what the data are: change its section [data]")
+        tables, code = read_config(data[0], [*shorthand, *(settings or [])], allow_code, methods)
+        with engine() as executor:
+            run_experiment(tables, code, out, tune=lambda experiment: bool(tune), executor=executor)
+        return
+    names = [name.strip() for name in ("fedavg,fedprox,fednova" if methods is None else methods).split(",")]
+    names = [name for name in names if name]
     if not names:
         raise ConfigError("methods", methods, "give at least one method; see: fedax list methods")
     title, where = named(data or ["digits"])
     tables = comparison(where["name"], names, title)
-    tables["data"] |= where
+    tables["data"] |= where | options
     usual = dict(tables["participation"])
-    options = {"label": label, "drop": drop, "client": client, "positive": positive, "columns": kinds(column)}
-    tables["data"] |= {name: value for name, value in options.items() if value}
     if by is not None and len(where) > 1:
         raise ConfigError("by", by, f"of tables say: --client {by}")
     if by is not None:
         override(tables, "data.partition=column")
         tables["data"]["column"] = by
-    given = {"data.clients": clients, "data.alpha": alpha, "run.rounds": rounds, "run.seeds": seeds}
-    shorthand = [f"{key}={value}" for key, value in given.items() if value is not None]
     for setting in [*shorthand, *(settings or [])]:
         override(tables, setting)
     code = configured(False, typed=names_of(tables))
     for row in tables["methods"]:
         if "lr" in row and "lr" not in code.method(row["name"], "methods").arguments:
             del row["lr"]
-    set_lr = any(setting.partition("=")[0].strip().endswith(".lr") for setting in settings or [])
 
     def tuned(experiment: "Experiment") -> bool:
         return quick(experiment) and on is None and not set_lr if tune is None else tune
@@ -229,6 +257,7 @@ def sweep(
         list[str] | None,
         typer.Option("--grid", metavar="KEY=VALUES", help="One more axis, or other values of one; may be repeated."),
     ] = None,
+    methods: Methods = None,
     out: Out = None,
     settings: Set = None,
     resume: Resume = False,
@@ -278,7 +307,7 @@ def sweep(
     Checkpoints("", **kept)  # refuses bad values before anything begins
     engine = engine_of(on)
 
-    tables, code = read_config(config, settings, allow_code)
+    tables, code = read_config(config, settings, allow_code, methods)
     axes: dict[str, Any] = {}
     for given in grid or []:
         key, equals, text = given.partition("=")

@@ -15,7 +15,7 @@ import optax
 
 from fedax.contract.oracle import CountedFunction, Oracle
 from fedax.contract.regularizers import Regularizer
-from fedax.contract.schedule import resolve
+from fedax.contract.schedule import Schedule, resolve
 from fedax.contract.settings import Settings
 from fedax.contract.types import Number, Tree, Unknown
 from fedax.contract.vector import Vector, zeros_like
@@ -210,7 +210,7 @@ class Transformation(Settings):
     others: tuple[tuple[str, Unknown], ...] = eqx.field(static=True)
 
     def __init__(self, transformation: Unknown, **given: Unknown):
-        real = {name for name, value in given.items() if _is_real(value)}
+        real = {name for name, value in given.items() if _is_real(value) or isinstance(value, Schedule)}
         self.transformation = transformation
         self.numbers = {name: given[name] for name in sorted(real)}
         self.others = tuple((name, given[name]) for name in sorted(given.keys() - real))
@@ -251,7 +251,7 @@ class Optax(Solver):
     Args:
         transformation: as of optax, with its learning rate and sign, e.g. ``optax.sgd(0.1, momentum=0.9)``, which is
             compiled in; or a function that makes one, e.g. ``optax.sgd``, whose floating-point arguments then sweep in
-            one program.
+            one program, and may be a :class:`fedax.Schedule` of the round.
         **given: the function's arguments, e.g. ``learning_rate=0.1, momentum=0.9``.
 
     Raises:

@@ -14,6 +14,7 @@ import numpy as np
 from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Number, Tree, Unknown
 from fedax.errors import ConfigError
+from fedax.registry import Registry
 
 
 class Schedule(Settings):
@@ -24,13 +25,13 @@ class Schedule(Settings):
     constants can be swept like any other number.
 
     Example:
-        >>> class Cosine(Schedule):
+        >>> class Linear(Schedule):
         ...     value: float
         ...     rounds: int
         ...
         ...     def __call__(self, t):
-        ...         return self.value * (1 + jnp.cos(jnp.pi * t / self.rounds)) / 2
-        >>> round(float(Cosine(0.1, 100)(50)), 3)
+        ...         return self.value * (1 - t / self.rounds)
+        >>> Linear(0.1, 100)(50)
         0.05
     """
 
@@ -128,6 +129,86 @@ class PowerDecay(Schedule):
         return {name: value for name, value in super().arguments().items() if value is not None}
 
 
+class Cosine(Schedule):
+    """Half a cosine from ``value`` in round ``warmup`` to ``end`` in round ``rounds``, where it stays.
+
+    Args:
+        value: the largest value, > 0.
+        rounds: where it ends, a whole number above ``warmup``; often the rounds of the run.
+        end: the last value, ≥ 0.
+        warmup: so many rounds at the start climb to it, in equal steps: the first has value/(warmup + 1).
+
+    Raises:
+        ConfigError: numbers out of range.
+
+    Source: Loshchilov & Hutter 2017, eq. 5, without restarts; the warm-up: Goyal et al. 2017, section 2.2.
+
+    Example:
+        >>> lr = Cosine(0.4, rounds=103, warmup=3)
+        >>> [round(float(lr(t)), 3) for t in (0, 1, 2, 3, 53, 103, 200)]
+        [0.1, 0.2, 0.3, 0.4, 0.2, 0.0, 0.0]
+    """
+
+    value: Number
+    rounds: Number
+    end: Number
+    warmup: Number
+
+    def __init__(self, value: Number, rounds: Number, end: Number = 0.0, warmup: Number = 0):
+        self.value = _check_positive("value", value)
+        self.end = _check_positive("end", end, zero=True)
+        self.warmup = _check_whole("warmup", warmup, 0)
+        low = self.warmup if _known(self.warmup) else 0
+        self.rounds = _check_whole("rounds", rounds, low + 1)
+
+    def __call__(self, t: Number) -> Number:
+        passed = jnp.clip((t - self.warmup) / jnp.asarray(self.rounds - self.warmup, float), 0, 1)
+        return _warmed(self.end + (self.value - self.end) * (1 + jnp.cos(jnp.pi * passed)) / 2, t, self.warmup)
+
+    def reached(self) -> tuple[float, ...]:
+        """Values that it takes, its largest among them; empty where its constants are swept."""
+        return (float(self.value), float(self.end)) if _known(self.value, self.end) else ()
+
+
+class StepDecay(Schedule):
+    """``value · factor^⌊t/every⌋``: a step down after every so many rounds.
+
+    Args:
+        value: the value of the first rounds, > 0.
+        every: rounds from step to step, a whole number ≥ 1.
+        factor: of each step, in (0, 1]; 1 is a constant, which may have a warm-up.
+        warmup: so many rounds at the start climb to it, in equal steps: the first has value/(warmup + 1).
+
+    Raises:
+        ConfigError: numbers out of range.
+
+    Example:
+        >>> lr = StepDecay(0.4, every=10, factor=0.5, warmup=3)
+        >>> [round(float(lr(t)), 3) for t in (0, 1, 2, 3, 9, 10, 20)]
+        [0.1, 0.2, 0.3, 0.4, 0.4, 0.2, 0.1]
+    """
+
+    value: Number
+    every: Number
+    factor: Number
+    warmup: Number
+
+    def __init__(self, value: Number, every: Number, factor: Number, warmup: Number = 0):
+        self.value = _check_positive("value", value)
+        self.every = _check_whole("every", every, 1)
+        if _known(_check_positive("factor", factor)) and factor > 1:
+            raise ConfigError("factor", factor, "give a number in (0, 1]")
+        self.factor = factor
+        self.warmup = _check_whole("warmup", warmup, 0)
+
+    def __call__(self, t: Number) -> Number:
+        return _warmed(jnp.asarray(self.value, float) * self.factor ** (t // self.every), t, self.warmup)
+
+    def reached(self) -> tuple[float, ...]:
+        """Its largest value; empty where its constants are swept."""
+        return (float(self.value),) if _known(self.value) else ()
+
+
 class FromFunction(Schedule):
     """Any function of the counter, for instance one of optax's schedules.
 
@@ -189,15 +270,37 @@ def resolve(method: Tree, round_: Number) -> Tree:
     return jax.tree.map(lambda node: node(round_) if isinstance(node, Schedule) else node, method, is_leaf=varies)
 
 
+SCHEDULES = Registry("schedule")
+SCHEDULES.add("piecewise", Piecewise)
+SCHEDULES.add("power", PowerDecay)
+SCHEDULES.add("cosine", Cosine)
+SCHEDULES.add("step", StepDecay)
+
+
+def _warmed(value: Number, t: Number, warmup: Number) -> Number:
+    """The value, of which the first ``warmup`` rounds have a growing share."""
+    return value * jnp.minimum(1.0, (t + 1) / jnp.asarray(warmup + 1, float))
+
+
 def _known(*values: Number) -> bool:
     """Whether these are plain numbers, and no arrays of a sweep."""
     return all(isinstance(value, numbers.Real) for value in values)
 
 
-def _check_positive(field: str, value: Number) -> Number:
-    """Numbers > 0 pass, and arrays of a sweep, which are checked where they come from."""
+def _check_positive(field: str, value: Number, zero: bool = False) -> Number:
+    """Numbers > 0 pass, or ≥ 0, and arrays of a sweep, which are checked where they come from."""
     if isinstance(value, jax.Array | np.ndarray):
         return value
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
-        raise ConfigError(field, value, "give a number greater than 0")
+    real = not isinstance(value, bool) and isinstance(value, numbers.Real)
+    if not real or not 0 <= float(value) < math.inf or (value == 0 and not zero):
+        raise ConfigError(field, value, f"give a number {'of at least' if zero else 'greater than'} 0")
+    return value
+
+
+def _check_whole(field: str, value: Number, low: int) -> Number:
+    """Whole numbers of at least ``low`` pass, and arrays of a sweep."""
+    if isinstance(value, jax.Array | np.ndarray):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
+        raise ConfigError(field, value, f"give a whole number of at least {low}")
     return value

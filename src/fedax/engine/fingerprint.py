@@ -22,7 +22,7 @@ from jax.extend.core import Literal
 
 import fedax
 from fedax.contract.algorithm import layers_of, without_layers
-from fedax.contract.schedule import Piecewise, PowerDecay, Schedule
+from fedax.contract.schedule import SCHEDULES, Schedule
 from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
@@ -210,7 +210,7 @@ def _texts(name: str, value: Unknown) -> dict[str, str]:
         parts = value.arguments() if isinstance(value, Settings) else fields
         inner = [_texts(f"{name}.{key}", part) for key, part in parts.items()]
         texts = {name: type(value).__name__} | {key: text for each in inner for key, text in each.items()}
-        if isinstance(value, Schedule) and not isinstance(value, Piecewise | PowerDecay):  # these are their numbers
+        if isinstance(value, Schedule) and SCHEDULES.name_of(value) is None:  # those of fedax are their numbers
             texts[f"{_PROGRAM}{name}"] = digest(jax.make_jaxpr(value)(jax.ShapeDtypeStruct((), jnp.int32)))
         return texts
     if isinstance(value, np.ndarray | jax.Array):

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -240,6 +240,23 @@ def save_run(
         raise ConfigError("best", True, "no best model was kept; run with Checkpoints(best='test_loss')")
     model = model_of(run._origin, run.best.params if best and run.best is not None else run.params)
     save_as(dataclasses.replace(model, threshold=threshold), path, of)
+
+
+def tidy(runs: Iterable[tuple[Mapping[str, Unknown], Mapping[str, np.ndarray]]]) -> Unknown:
+    """A ``pandas.DataFrame`` of histories with one value in each row: ``round``, ``column``, ``value``.
+
+    Args:
+        runs: what tells a run from the others, name -> value, which get columns before these; and its history.
+    """
+    import pandas  # slow to import
+
+    frames = [pandas.DataFrame(columns=["round", "column", "value"])]
+    for names, history in runs:
+        frame = pandas.DataFrame(dict(history)).melt("round", var_name="column")
+        for k, (name, value) in enumerate(names.items()):
+            frame.insert(k, name, [value] * len(frame))
+        frames.append(frame)
+    return pandas.concat(frames[1:] or frames, ignore_index=True)
 
 
 def ended_worse(objective: Sequence[float] | np.ndarray) -> bool:

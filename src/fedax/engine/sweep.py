@@ -18,7 +18,7 @@ from fedax.engine.batch import Batch, BatchPlan, blocks_of, on_one_core
 from fedax.engine.checkpoint import Checkpointer, Checkpoints, discard, present
 from fedax.engine.declared import takes
 from fedax.engine.drive import drive
-from fedax.engine.history import FAILED, Run
+from fedax.engine.history import FAILED, Run, tidy
 from fedax.engine.job import Job, with_seed
 from fedax.engine.load import Shared
 from fedax.engine.make import make_job
@@ -128,6 +128,16 @@ class Sweep:
             found.append(point | {"mean": mean, "std": std, "failed": int(np.isnan(values).sum())})
         sign = -1 if higher else 1
         return sorted(found, key=lambda row: (math.isnan(row["mean"]), row["failed"], sign * row["mean"]))
+
+    def rows(self) -> Unknown:
+        """All histories as a ``pandas.DataFrame``, a value in each row.
+
+        Returns:
+            The values of the point, by their names; ``seed``, ``round``, ``column``, ``value``.
+        """
+        pairs = ((point, seed, run) for point, runs in zip(self.points, self.runs, strict=True)
+                 for seed, run in zip(self.seeds, runs, strict=True))  # fmt: skip
+        return tidy(({**point, "seed": seed}, run.history) for point, seed, run in pairs)
 
     def best(
         self, criterion: str | Callable[[Run], float] | None = None, *, higher: bool | None = None, last: int = 1

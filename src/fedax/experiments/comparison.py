@@ -246,6 +246,20 @@ class Comparison:
         """
         return tables.table(self.records, target=target, confidence=confidence)
 
+    def rows(self) -> "pandas.DataFrame":
+        """All histories as a tidy table, a value in each row: ``method``, ``seed``, ``round``, ``column``, ``value``.
+
+        With several folders ``run`` comes first; of a sweep the settings of the point come after ``seed``.
+
+        Example:
+            >>> data, task = fedax.data.quadratics(clients=4, dimension=2), fedax.tasks.quadratic(2)
+            >>> found = compare(["fedavg", "scaffold"], task, data, rounds=9, seeds=2)
+            >>> ends = found.rows().query("column == 'train_loss' and round == 9")
+            >>> ends[["method", "seed"]].values.tolist()
+            [['fedavg', 0], ['fedavg', 1], ['scaffold', 0], ['scaffold', 1]]
+        """
+        return tables.rows(self.records)
+
     def to_markdown(self, target: Aim | None = None, confidence: float = 0.95) -> str:
         """The table as Markdown, rounded; arguments as of :meth:`table`."""
         return tables.to_markdown(self.records, target=target, confidence=confidence)

@@ -1,4 +1,4 @@
-"""The user's own methods and tasks in a configuration: ``name = "mine.py:Class"``, or ``"package.module:Class"``.
+"""The user's own methods and tasks in a configuration: ``name = "mine.py:Class"``, or ``"package.module:function"``.
 
 Such a name stands for code, and whoever runs it trusts its author. So nothing is imported unless the user has typed the
 name at the command line, or has allowed the code that a file names.
@@ -27,7 +27,7 @@ Path = pathlib.Path
 
 FOLDER = "code"  # in a run folder, for copies of the files
 _LARGEST = 1 << 24  # the most bytes of a file
-_FORM = "give file.py:Class or package.module:Class"
+_FORM = "give file.py:Class or package.module:Class, or a function in the place of the class"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ class Code:
         if key not in self._components:
             source = self._source(field, name)
             value = _attribute(_load(source, field), name, field, registry.kind)
-            registry.check(f"{field} = {name!r}", value)
+            if not inspect.isfunction(value):  # of a function it is checked what it makes
+                registry.check(f"{field} = {name!r}", value)
             line = (inspect.getdoc(value) or "").partition("\n")[0]
             self._components[key] = _with_named_arguments(Component(name, value, line))
         return self._components[key]
@@ -249,6 +250,8 @@ def made(component: Component, given: Mapping[str, Any]) -> Algorithm:
         values["regularizer"] = regularizer(values["regularizer"])
     kind = component.make.__name__
     method = call(kind, f"{kind}({', '.join(component.arguments)})", functools.partial(component.make, **values))
+    if not isinstance(method, Algorithm):
+        raise CodeError(kind, f"returned {type(method).__name__}", "return a fedax.Algorithm", place_of(component.make))
     call(f"{kind}.validate", "validate(self)", method.validate)
     return method
 
@@ -364,10 +367,11 @@ def _checked_task(make: Callable[..., Any]) -> Callable[..., Task]:
 def _attribute(module: Any, name: str, field: str, kind: str) -> Any:
     wanted = label_of(name)
     value = getattr(module, wanted, None)
-    # A function that the file only imports, such as os.system, is no task.
-    if value is None or (kind != "method" and getattr(value, "__module__", "") != module.__name__):
+    # A function that the file only imports, such as os.system, is neither task nor method.
+    foreign = getattr(value, "__module__", "") != module.__name__
+    if value is None or (foreign and (kind != "method" or inspect.isroutine(value))):
         fits: dict[str, Callable[[Any], bool]] = {
-            "method": lambda item: isinstance(item, type) and issubclass(item, Algorithm),
+            "method": lambda item: inspect.isfunction(item) or (isinstance(item, type) and issubclass(item, Algorithm)),
             "task": inspect.isfunction,
             "function": inspect.isfunction,
         }

@@ -4,15 +4,19 @@
 """
 
 import math
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedax.columns import PARTS, TIME, describe, raised, show
+from fedax.engine.history import tidy
+from fedax.errors import ConfigError
 from fedax.experiments import summary
 from fedax.experiments.runs import Record
+from fedax.experiments.runs import read as read_record
 from fedax.experiments.statistics import Aim, Difference, Target, difference, interval, reached, target_of
 from fedax.experiments.summary import Method, ProblemResults, spread
 from fedax.experiments.typeset import Sheet, latex, markdown
@@ -63,6 +67,75 @@ def table(records: Sequence[Record], *, target: Aim | None = None, confidence: f
             number = {"problem": k + 1} if len(problems) > 1 else {}
             rows.append(number | _row(problem, m, aim, confidence))
     return pandas.DataFrame(rows)
+
+
+def rows(records: Sequence[Record]) -> "pandas.DataFrame":
+    """The histories of run folders, a value in each row; the columns are those of :func:`read`."""
+    runs = ((str(record.folder), run) for record in records for run in record.runs)
+    several = len(records) > 1
+    return tidy(
+        (({"run": folder} if several else {}) | _names(run.label, run.seed, run.point), run.history)
+        for folder, run in runs
+    )
+
+
+def _names(label: str, seed: int, point: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a run from the others; a setting with the name of another column gets ``method.`` in front."""
+    taken = ("run", "part", "method", "seed", "round", "column", "value")
+    return {"method": label, "seed": seed} | {f"method.{k}" if k in taken else k: point[k] for k in point}
+
+
+def read(folder: str | pathlib.Path, *more: str | pathlib.Path) -> "pandas.DataFrame":
+    """All measured values in folders of runs, comparisons, sweeps and studies, as a tidy table, a value in each row.
+
+    Args:
+        folder, more: as ``fedax run``, ``compare``, ``sweep`` or ``study`` wrote them; what goes on still, so far.
+
+    Returns:
+        ``method``, its label, ``seed``, ``round``, ``column``, such as ``"test_loss"``, and ``value``; of several
+        folders ``run`` before these, of a study ``part``; of a sweep the settings of the point after ``seed``.
+
+    Raises:
+        ConfigError: no such folder, or nothing was measured yet.
+        DataError: a file of it that cannot be read, or holds what no run writes.
+
+    Example:
+        >>> import fedax, tempfile
+        >>> data, task = fedax.data.quadratics(clients=4, dimension=2), fedax.tasks.quadratic(2)
+        >>> place = tempfile.mkdtemp() + "/run"
+        >>> _ = fedax.compare(["fedavg", "scaffold"], task, data, rounds=5, seeds=1, out=place)
+        >>> rows = read(place)
+        >>> losses = rows[rows["column"] == "train_loss"].pivot(index="round", columns="method", values="value")
+        >>> losses.shape
+        (6, 2)
+    """
+    import pandas
+
+    found = []
+    for place in map(pathlib.Path, (folder, *more)):
+        frame = _of_study(place) if (place / "results").is_dir() else rows([read_record(place)])
+        if more:
+            frame.insert(0, "run", str(place))
+        found.append(frame)
+    return pandas.concat(found, ignore_index=True)
+
+
+def _of_study(folder: pathlib.Path) -> "pandas.DataFrame":
+    """The rows of a study; of a method that was run at several settings those of the last."""
+    from fedax.experiments.study.results import lines_of  # which imports this
+
+    lines: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for part, line in lines_of(folder):
+        if "seed" in line:
+            lines[part, line["label"], line["seed"]] = line["history"]
+    if not lines:
+        raise ConfigError("folder", str(folder), "no run of this study has ended yet; wait for the first")
+    named = (({"part": part} | _names(label, seed, {}), history) for (part, label, seed), history in lines.items())
+    return tidy((names, _floats(history)) for names, history in named)
+
+
+def _floats(history: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
+    return {name: np.array([math.nan if x is None else x for x in values]) for name, values in history.items()}
 
 
 def _row(problem: ProblemResults, m: Method, aim: Target | None, confidence: float) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 import equinox as eqx
 import numpy as np
+import optax
 
 import fedax
 from fedax.contract.compression import COMPRESSORS, Compressor
 from fedax.contract.regularizers import REGULARIZERS, Regularizer
-from fedax.contract.schedule import Piecewise
+from fedax.contract.schedule import SCHEDULES, Piecewise
 from fedax.contract.settings import Settings, plain
 from fedax.contract.staleness import STALENESS, Staleness
 from fedax.engine.declared import Declared, value_of
@@ -50,7 +51,14 @@ FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of 
 
 _MOST = 1000  # the most entries of a list, and characters of a text, that are written
 _PART = ("trainable", "lora")  # settings of the section task that say which part of the model is trained
-_NOT_SCHEDULES = ("regularizer", "compress", "staleness")  # hyper-parameters whose tables are no schedules
+_NOT_SCHEDULES = ("regularizer", "compress", "solver", "staleness")  # hyper-parameters whose tables are no schedules
+
+# The functions of optax that a configuration names: optimizers, and what comes before one in a chain.
+_SOLVERS = Registry("solver")
+for _name in ("adabelief", "adadelta", "adagrad", "adam", "adamax", "adamw", "amsgrad", "lamb", "lars", "lion", "nadam",
+              "nadamw", "novograd", "radam", "rmsprop", "sgd", "sign_sgd", "yogi", "adaptive_grad_clip", "centralize",
+              "add_decayed_weights", "clip", "clip_by_global_norm", "normalize_by_update_norm", "trace"):  # fmt: skip
+    _SOLVERS.add(_name, getattr(optax, _name))
 
 
 class Codec(Protocol):
@@ -145,23 +153,85 @@ class _CompressionCodec:
 
 
 class _ScheduleCodec:
-    """Schedules: factors at given rounds, or a power of the round."""
+    """Schedules by their ``kind``; without one, factors at given rounds or a power of the round."""
 
     def read(self, field: str, given: Any) -> Any:
-        for name, value in given.items():
+        settings = dict(given)
+        component = SCHEDULES.get(settings.pop("kind", "piecewise" if "at" in given else "power"), f"{field}.kind")
+        for name, value in settings.items():
             if name != "at":
                 check_number(f"{field}.{name}", value)
-        if "at" not in given:
-            return call(field, fedax.PowerDecay, given)
-        at = given["at"]
-        if not isinstance(at, dict) or not all(round_.isdecimal() for round_ in at):
-            raise ConfigError(f"{field}.at", at, "give factors by round, such as {600 = 0.2, 900 = 0.2}")
-        for round_, factor in at.items():
-            check_number(f"{field}.at.{round_}", factor, 0, open_low=True)
-        return call(field, Piecewise, {**given, "at": {int(round_): factor for round_, factor in at.items()}})
+        if component.make is Piecewise and (at := settings.get("at")) is not None:
+            if not isinstance(at, dict) or not all(round_.isdecimal() for round_ in at):
+                raise ConfigError(f"{field}.at", at, "give factors by round, such as {600 = 0.2, 900 = 0.2}")
+            for round_, factor in at.items():
+                check_number(f"{field}.at.{round_}", factor, 0, open_low=True)
+            settings["at"] = {int(round_): factor for round_, factor in at.items()}
+        return component.bind(settings, section=field)[0]
 
     def write(self, part: Any) -> Table:
-        return _written_arguments(part)
+        kind = SCHEDULES.name_of(part)
+        return ({} if kind in ("piecewise", "power") else {"kind": kind}) | _written_arguments(part)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Functions of optax, by name, one after the other; an argument is called ``<number>.<name>``."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, **given: Any) -> optax.GradientTransformation:
+        arguments: list[Table] = [{} for _ in self.names]
+        for key, value in given.items():
+            number, _, name = key.partition(".")
+            arguments[int(number)][name] = value
+        return optax.chain(*(getattr(optax, name)(**own) for name, own in zip(self.names, arguments, strict=True)))
+
+
+class _SolverCodec:
+    """A local solver: a function of optax by its name, with its arguments; or a list of them, one after the other."""
+
+    def read(self, field: str, given: Any, lr: Any = None) -> Any:
+        """The solver; ``lr``: the learning rate of its last part, where that has none itself."""
+        many = isinstance(given, list) and len(given) > 0
+        for row in given if many else [given]:
+            if not isinstance(row, str | Mapping):
+                hint = 'give a table, {name = "adamw", weight_decay = 0.01}, or a list of them, the optimizer last'
+                raise ConfigError(field, row, hint)
+        rows = [{"name": row} if isinstance(row, str) else dict(row) for row in (given if many else [given])]
+        fields = [f"{field}[{k}]" if many else field for k in range(len(rows))]
+        parts = [_SOLVERS.get(row.pop("name", None), f"{at}.name") for row, at in zip(rows, fields, strict=True)]
+        if "learning_rate" not in parts[-1].arguments:
+            hint = "it takes no step; let sgd, adam or another optimizer come after it, in a list"
+            raise ConfigError(f"{fields[-1]}.name", parts[-1].name, hint)
+        if lr is not None:
+            if "learning_rate" in rows[-1]:
+                hint = "the method has lr too; give one of them"
+                raise ConfigError(f"{fields[-1]}.learning_rate", rows[-1]["learning_rate"], hint)
+            rows[-1]["learning_rate"] = lr
+        arguments: Table = {}
+        for k, (component, row, at) in enumerate(zip(parts, rows, fields, strict=True)):
+            if "learning_rate" in component.arguments and "learning_rate" not in row:
+                raise ConfigError(f"{at}.learning_rate", None, "this is missing; give it, or the method's lr")
+            component.check(row, component.arguments, f"{at}.")
+            for name, value in row.items():
+                read = _argument_of_optax(f"{at}.{name}", value, component.arguments[name])
+                arguments[f"{k}.{name}" if many else name] = read
+        make = _Chain(tuple(component.name for component in parts)) if many else parts[0].make
+        return within(field, lambda: fedax.Optax(make, **arguments))
+
+
+def _argument_of_optax(field: str, value: Any, default: Any) -> Any:
+    """An argument of a function of optax: a number or a schedule of the round, by its default a truth value."""
+    if isinstance(value, dict):
+        return SCHEDULE.read(field, value)
+    if isinstance(default, bool) or isinstance(value, bool):
+        if not isinstance(default, bool) or not isinstance(value, bool):
+            raise ConfigError(field, value, "give true or false" if isinstance(default, bool) else "give a number")
+        return value
+    if isinstance(value, fedax.Schedule) or (isinstance(default, int) and isinstance(value, int)):
+        return value
+    return float(check_number(field, value, 0))
 
 
 class _PrivacyCodec(ArgumentsCodec):
@@ -241,7 +311,8 @@ PACE = _PaceCodec(fedax.Async, brief=True)
 ADAPTIVE = ArgumentsCodec(fedax.AdaptiveClip)
 PARTICIPATIONS = _ParticipationCodec(PARTICIPATION, "kind")
 PRIVACY = _PrivacyCodec(fedax.DP, brief=True)
-SCHEDULES = _ScheduleCodec()
+SCHEDULE = _ScheduleCodec()
+SOLVER = _SolverCodec()
 TRACKS = ComponentCodec(TRACKERS)
 WORKS = ComponentCodec(WORK, "kind")
 
@@ -258,13 +329,12 @@ _OF_OPTIONS: dict[Any, Codec] = {
 }
 
 # Objects that a hyper-parameter may be, besides a number or a word.
-_OBJECTS: dict[type, Codec] = {
+_OBJECTS: dict[Any, Codec] = {
     Regularizer: ComponentCodec(REGULARIZERS),
     Compressor: ComponentCodec(COMPRESSORS),
     Distribution: ComponentCodec(DISTRIBUTIONS),
     Staleness: ComponentCodec(STALENESS),
-    Piecewise: SCHEDULES,
-    fedax.PowerDecay: SCHEDULES,
+    **{SCHEDULES.get(name).make: SCHEDULE for name in SCHEDULES},
     fedax.AdaptiveClip: ADAPTIVE,
     LoRA: ArgumentsCodec(LoRA),
 }
@@ -422,14 +492,20 @@ def method_of(section: MethodSection, label: str, code: own.Code) -> tuple[fedax
     component.check(given, component.arguments, f"{place}.")
     schedules = {name for name, value in given.items() if isinstance(value, dict) and name not in _NOT_SCHEDULES}
     arguments = {
-        name: SCHEDULES.read(f"{place}.{name}", given[name]) if name in schedules else given[name] for name in given
+        name: SCHEDULE.read(f"{place}.{name}", given[name]) if name in schedules else given[name] for name in given
     }
+    if (solver := given.get("solver")) is not None:
+        lr = None if own.is_own(component) else arguments.pop("lr", None)
+        if lr is not None:
+            check_number(f"{place}.lr", lr, 0, open_low=True)
+        arguments["solver"] = SOLVER.read(f"{place}.solver", solver, lr)
     if own.is_own(component):
         method = within(place, lambda: own.made(component, arguments))
         defaults = {name: own.plain(value) for name, value in component.arguments.items()}
     else:
         method = within(place, lambda: fedax.create(section.name, **arguments))
-        defaults = {name: setting(value) for name, value in component.arguments.items()}
+        replaced = () if solver is None else ("lr", "prox")  # by the solver
+        defaults = {name: setting(value) for name, value in component.arguments.items() if name not in replaced}
     defaults = {name: value for name, value in defaults.items() if value is not None}
     return method, {"name": section.name, "label": label, **defaults, **given}
 

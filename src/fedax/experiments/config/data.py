@@ -12,6 +12,7 @@ from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, by_value, folde
 from fedax.data.paths import data_at, title_of
 from fedax.errors import ConfigError, unknown
 from fedax.experiments.config.sections import DataSection, SplitSection, Table
+from fedax.experiments.named import check_named
 from fedax.federation.census import Census
 from fedax.files import name_of
 from fedax.registry import Component, within
@@ -249,6 +250,8 @@ def named(words: Sequence[str]) -> tuple[str, Table]:
         hint = f"give one data set, or files alone; a file that is called so is ./{known[0]}"
         raise ConfigError("data", " ".join(words), hint)
     for word in words:
+        if not os.path.exists(word) or os.path.isdir(word) or word.endswith(".toml"):
+            check_named("data", word, "data set", "table")
         if not os.path.exists(word) and re.fullmatch(r"[\w-]*", word):
             hint = unknown("data", word, datasets()).hint.removeprefix("no such name. ")
             raise ConfigError("data", word, f"there is no such file, folder or data set; {hint}")

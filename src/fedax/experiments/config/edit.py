@@ -8,6 +8,7 @@ from fedax.data import PARTITIONS, by_column
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import own, toml
 from fedax.experiments.config.sections import SELECTORS, ExperimentSection, Table
+from fedax.experiments.named import check_named
 from fedax.files import regular
 
 _RECIPES = pathlib.Path(__file__).parents[1] / "recipes"
@@ -23,6 +24,7 @@ def read_toml(source: str | pathlib.Path) -> Table:
         ConfigError: no such file or recipe, or no TOML; the message has the line.
     """
     path = pathlib.Path(source)
+    check_named("config", path, "configuration", "recipe")
     known = recipes()
     if str(source) in known and not path.exists():
         path = _RECIPES / f"{source}.toml"
@@ -73,6 +75,53 @@ def override(config: Table, setting: str) -> None:
     put(config, path, value_of(text))
 
 
+def pick(config: Table, methods: str) -> None:
+    """Leave only some of the methods of a configuration, in place, and what its sweep tries of them.
+
+    Args:
+        config: from :func:`read_toml`.
+        methods: labels or names, separated by commas.
+
+    Raises:
+        ConfigError: the configuration has no such method, or none is named.
+
+    Example:
+        >>> config = {"methods": [{"name": "fedavg"}, {"name": "fedprox", "label": "mu 1"}, {"name": "fednova"}]}
+        >>> pick(config, "fednova,mu 1")
+        >>> config["methods"]
+        [{'name': 'fedprox', 'label': 'mu 1'}, {'name': 'fednova'}]
+    """
+    rows, wanted = _rows(config), {word.strip() for word in methods.split(",")} - {""}
+    for word in sorted(wanted) or [methods]:
+        if not any(word in _names(row) for row in rows):
+            raise unknown("methods", word, map(_label, rows))
+    config["methods"] = [row for row in rows if wanted & _names(row)]
+    gone = {name for row in rows for name in _names(row)}.difference(*map(_names, config["methods"]))
+    sweep: Any = config.get("sweep")
+    grid = sweep.get("grid") if isinstance(sweep, dict) else None
+    if isinstance(grid, dict):
+        if isinstance(nested := grid.get("methods"), dict):  # keys that are written without quotes
+            grid["methods"] = {name: axes for name, axes in nested.items() if name not in gone}
+        of_method = {path: path.split(".")[1] for path in grid if path.startswith("methods.")}
+        sweep["grid"] = {path: axis for path, axis in grid.items() if of_method.get(path) not in gone}
+
+
+def _rows(config: Table) -> list[Table]:
+    rows = config.get("methods", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError("methods", rows, "give tables: [[methods]] and the settings of each below it")
+    return rows
+
+
+def _label(row: Table) -> str:
+    return str(row.get("label", own.label_of(str(row.get("name")))))
+
+
+def _names(row: Table) -> set[str]:
+    """What a method may be called by."""
+    return {str(row.get("name")), _label(row)}
+
+
 def value_of(text: str) -> Any:
     """The value of a TOML text; a text that is no TOML is taken as a plain word.
 
@@ -95,14 +144,10 @@ def put(config: Table, path: str, value: Any) -> None:
     if keys[0] == "methods":
         if len(keys) < 3:
             raise ConfigError("set", path, "name the method too: methods.fedavg.lr=0.1, or methods.*.lr=0.1 for all")
-        rows = config.get("methods", [])
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ConfigError("methods", rows, "give tables: [[methods]] and the settings of each below it")
-        labels = [str(row.get("label", own.label_of(str(row.get("name"))))) for row in rows]
-        labelled = zip(rows, labels, strict=True)
-        tables = [row for row, label in labelled if keys[1] in ("*", row.get("name"), label)]
+        rows = _rows(config)
+        tables = [row for row in rows if keys[1] in {"*", *_names(row)}]
         if not tables:
-            raise unknown(f"methods.{keys[1]}", keys[1], labels)
+            raise unknown(f"methods.{keys[1]}", keys[1], map(_label, rows))
         keys = keys[2:]
     elif keys[0] not in ExperimentSection.model_fields:
         raise unknown(path, keys[0], ExperimentSection.model_fields)

@@ -5,16 +5,19 @@ of the component that it names (partition, task, work, participation or method).
 Python function that makes it.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_origin
 
 import pydantic
 
+import fedax
 from fedax.contract.compression import Compressor
 from fedax.engine.options import OPTIONS
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import own
 from fedax.files import slug
+from fedax.registry import Component
 from fedax.wire.averages import Aggregator
 
 Table = dict[str, Any]
@@ -119,42 +122,40 @@ class RunSection(_RunOptions):
     density: pydantic.NonNegativeFloat | None = None
 
 
-class PrivacySection(Section):
-    """Differential privacy of clients; the arguments of :class:`fedax.DP`."""
-
-    clip: Any
-    noise: Any
-    delta: Any
-    epsilon: Any = None
-    adaptive: bool | Table | None = None  # true: with the defaults of fedax.AdaptiveClip
-    by_leaf: Any = False
-    bands: Any = 1
-    noise_seed: Any = None
+def _arguments(make: Callable[..., Any], base: type[Section] = Section) -> Any:
+    """A section with the arguments of a class after the settings of ``base``; what has a default may be left out."""
+    fields = Component("", make, "").arguments.items()
+    required = inspect.Parameter.empty
+    types: dict[str, Any] = {name: (Any, ... if default is required else None) for name, default in fields}
+    return pydantic.create_model("_Arguments", __base__=base, **types)
 
 
-class ClockSection(Section):
-    """How long clients take; the arguments of :class:`fedax.Clock`, which replace those of a preset or a trace."""
+class _ClockSource(Section):
+    """Where a clock's arguments come from."""
 
     preset: str | None = None
     trace: str | None = None  # a file, *.csv or *.json
-    step: Any = None
-    up: Any = None
-    down: Any = None
-    latency: Any = None
-    server: Any = None
-    available: Any = None
 
 
-class PaceSection(Section):
+_Privacy: Any = _arguments(fedax.DP)
+_Clock: Any = _arguments(fedax.Clock, _ClockSource)
+_Pace: Any = _arguments(fedax.Async)
+
+
+class PrivacySection(_Privacy):
+    """Differential privacy of clients; the arguments of :class:`fedax.DP`."""
+
+    adaptive: bool | Table | None = None  # true: with the defaults of fedax.AdaptiveClip
+    by_leaf: Any = False
+    bands: Any = 1
+
+
+class ClockSection(_Clock):
+    """How long clients take; the arguments of :class:`fedax.Clock`, which replace those of a preset or a trace."""
+
+
+class PaceSection(_Pace):
     """A server that does not wait; the arguments of :class:`fedax.Async`."""
-
-    concurrency: Any
-    buffer: Any = None
-    staleness: Any = None
-    grace: Any = None
-    start: Any = None
-    weights: Any = None
-    max_staleness: Any = None
 
 
 class MethodSection(Open):

@@ -15,6 +15,7 @@ from fedax.engine.patience import Patience
 from fedax.engine.private import judged
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import toml
+from fedax.experiments.named import check_named
 from fedax.experiments.runs.files import (
     SEAL,
     About,
@@ -50,6 +51,7 @@ def read(folder: str | Path, trust: bool = False) -> Record:
     """
     folder, doubts = Path(folder), list[str]()
     noted = doubts if trust else None
+    check_named("run", folder, "run folder")
     try:
         for file in ("config.toml", "about.json", "metrics.jsonl"):
             if not (folder / file).is_file():

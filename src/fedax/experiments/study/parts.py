@@ -20,6 +20,7 @@ from fedax.experiments.config.edit import put, read_toml
 from fedax.experiments.config.experiment import check_settings
 from fedax.experiments.config.sections import Count, MethodSection, Section, Seed, Table, check, clear, labels, seeds_of
 from fedax.experiments.defaults import TASKS_OF
+from fedax.experiments.named import check_named
 from fedax.experiments.own import code_of
 from fedax.experiments.runs import MethodRun, Path, Trial, slug
 
@@ -272,6 +273,7 @@ def read_study(source: str | Path, only: Sequence[str] = ()) -> Study:
     path, names = pathlib.Path(source), studies()
     if str(source) in names and not path.is_file():
         path = _STUDIES / f"{source}.toml"
+    check_named("study", source, "study")
     try:
         given = toml.loads(path.read_bytes())
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -24,26 +25,31 @@ from fedax.files import damage, has_digest, seal, with_digest, write_atomic
 
 
 def results_of(folder: Path) -> dict[str, Table]:
-    """All lines of results of a study, by the key of their job.
+    """All lines of results of a study, by the key of their job; errors as of :func:`lines_of`."""
+    return {line["key"]: line for _, line in lines_of(folder)}
+
+
+def lines_of(folder: Path) -> Iterator[tuple[str, Table]]:
+    """All lines of results of a study, each with the name of its part.
 
     Raises:
         DataError: a line that no study wrote, or a file of what the runs of a part share that is missing or damaged.
     """
-    lines: dict[str, Table] = {}
     for path in sorted((folder / "results").glob("*.jsonl")):
         has_runs = False
         for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
             try:
                 row = json.loads(line)
-                if has_digest(line) and (wrong := damage(line, row["key"])) is not None:
+                key = row["key"]
+                if has_digest(line) and (wrong := damage(line, key)) is not None:
                     raise ValueError(wrong)
-                lines[row["key"]] = unsealed(row)
-                has_runs |= "seed" in row
+                found = unsealed(row)
+                has_runs |= "seed" in found
             except (ValueError, LookupError, TypeError) as error:
                 raise DataError(f"{path}, line {number}: not as a study writes it ({error})") from error
+            yield path.stem, found
         if has_runs:
             _read_shared(path.with_suffix(".json"))
-    return lines
 
 
 def keep(folder: Path, job: StudyJob) -> Table:
