@@ -181,7 +181,7 @@ def _width(task: Task, params: Tree, examples: Tree) -> int:
     leaves = jax.tree.leaves(examples)
     kind = jax.dtypes.canonicalize_dtype  # as JAX would have it, without a warning
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), kind(leaf.dtype)), examples)
-    answer = jax.eval_shape(lambda tree, batch: _of_batch(tree, task.frozen, batch, task=task), params, two)
+    answer = _of_block.form(params, task.frozen, two, task=task)
     return min(len(leaves[0]), at_a_time([*leaves, *jax.tree.leaves(answer)]))
 
 
