@@ -108,11 +108,15 @@ def figures(task: Task, params: Tree, data: FederatedData, models: Tree = None) 
 
 
 def each_example(task: Task, params: Tree, data: Tree) -> dict[str, np.ndarray]:
-    """The loss and the metrics of each example, by name, [n]; ``data``: a pytree, or examples of clients, in turn."""
+    """The loss and the metrics of each example, by name, [n].
+
+    Args:
+        task, params: as of :func:`figures`.
+        data: a pytree, or examples of clients, in turn.
+    """
     examples = data.examples if isinstance(data, FederatedData) else data
-    x = start(task.trained, params, 0, Shared())[1].tree
     n = len(jax.tree.leaves(examples)[0])
-    blocks = _blocks(task.trained, x, examples, range(n), _width(task.trained, x, examples))
+    blocks = _blocks(task.trained, params, examples, range(n), _width(task.trained, params, examples))
     return _together(list(blocks)).values
 
 

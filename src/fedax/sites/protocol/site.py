@@ -145,13 +145,23 @@ class Site:
         """Let another process have the folder."""
         self._lock.release()
 
-    def answer(self, message: Message, deep: int = 0) -> Message:
+    def answer(self, message: Message) -> Message:
         """The answer to a message; ``{"error": why}`` if there is none. Joined messages get a joined answer."""
+        answer = self._parts(message, 0)
+        try:
+            self._answered.sync()
+        except (OSError, NodeError):  # what is not in the record does not leave, nor what is kept to be sent again
+            traceback.print_exc()
+            self._masks = None
+            return Message({"error": str(Refusal(Rule.DISK))})
+        return answer
+
+    def _parts(self, message: Message, deep: int) -> Message:
         if message.head.get("kind") == SEVERAL:
             try:
                 if deep == _DEEPEST:
                     raise Refusal(Rule.FORM)
-                return joined([self.answer(part, deep + 1) for part in parted(message, 0)])
+                return joined([self._parts(part, deep + 1) for part in parted(message, 0)])
             except NodeError:
                 return Message({"error": str(Refusal(Rule.FORM))})
         began, self._noted = time.perf_counter(), {}
