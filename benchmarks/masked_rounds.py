@@ -4,7 +4,7 @@ FedAvg on softmax regression, every client at a node of its own. The same rounds
 record on the disk, and in secure sums; all kinds in turn, the median of the ratios. Of a round with a policy, the share
 of the time in which a node checks its rules, and writes its record.
 
-    python benchmarks/masked_rounds.py [--nodes 3 20] [--size 10000] [--repeats 7]
+    python benchmarks/masked_rounds.py [--nodes 3 20] [--size 10000] [--bits 32] [--repeats 7]
 
 ``--deployed``: the same kinds by ``fedax deploy run``, with a link and three nodes in processes of their own.
 """
@@ -83,13 +83,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[3, 20])
     parser.add_argument("--size", type=int, default=10_000, help="numbers of the model")
+    parser.add_argument("--bits", type=int, default=32, help="of each number of a secure sum")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--deployed", action="store_true", help="nodes in processes of their own")
     given = parser.parse_args()
     if given.deployed:
         return deployed(given.repeats)
-    print("| nodes | rounds | seconds a round | against plain | rules | record | bytes a node and round, down | up |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| nodes | rounds | seconds a round | against plain | with the policy | rules | record "
+          "| bytes a node and round, down | up |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|")
     for number in given.nodes:
         features = given.size // CLASSES - 1
         rng = np.random.default_rng(0)
@@ -101,7 +103,7 @@ def main() -> None:
             make_node_key(folder / f"n{k}")
         strict = Policy.of(rules())
         kinds = {"plain": (None, Policy()), "with a policy": (None, strict)}
-        kinds["in secure sums"] = (fedax.SecureSum(1.0), strict)
+        kinds["in secure sums"] = (fedax.SecureSum(1.0, bits=given.bits), strict)
         seconds: dict[str, list[float]] = {}
         bytes_, parts = dict[str, tuple[int, int]](), dict[str, dict[str, float]]()
         for repeat in range(given.repeats + 1):
@@ -123,10 +125,12 @@ def main() -> None:
                 down, up = ((marks[-1][i] - marks[1][i]) // (ROUNDS - 1) // number for i in (1, 2))
                 bytes_[kind] = (down, up)
         for kind, own in seconds.items():
-            ratio = statistics.median(a / b for a, b in zip(own, seconds["plain"], strict=True))
+            of = ("plain", "with a policy")
+            ratios = [statistics.median(a / b for a, b in zip(own, seconds[each], strict=True)) for each in of]
             down, up = bytes_[kind]
             share = " | ".join(f"{each:.2%}" for each in parts[kind].values())
-            print(f"| {number} | {kind} | {statistics.median(own):.4f} | {ratio:.2f} | {share} | {down:,} | {up:,} |")
+            against = " | ".join(f"{each:.2f}" for each in ratios)
+            print(f"| {number} | {kind} | {statistics.median(own):.4f} | {against} | {share} | {down:,} | {up:,} |")
             sys.stdout.flush()
 
 

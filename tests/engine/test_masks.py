@@ -13,7 +13,7 @@ pytest.importorskip("cryptography", reason="needs pip install 'fedax[deploy]'")
 
 import fedax
 from fedax.sites.protocol import masks
-from fedax.sites.protocol.masks import Agreed, Masks, Offer, ReceivedShares, Statement
+from fedax.sites.protocol.masks import Agreed, Masks, Offer, Statement
 from fedax.sites.protocol.roster import Roster
 
 from . import here
@@ -42,13 +42,13 @@ class Parties:
     def masked(self, who: Any) -> dict[int, np.ndarray]:
         return {k: self.nodes[k].masked("0", self.sums[k], self.bits, self.told(k), "?", PART) for k in who}
 
-    def told(self, k: int, **more: Offer) -> dict[int, ReceivedShares]:
+    def told(self, k: int, **more: Offer) -> dict[int, Offer]:
         """The offers that node ``k`` gets; ``more``: forged ones that replace them."""
         return {j: offer.to(k) for j, offer in (self.offers | {int(j[1:]): each for j, each in more.items()}).items()}
 
     def said(self, k: int, who: Any) -> dict[int, Statement]:
         """What some nodes state to node ``k``; of one that has said nothing, made up."""
-        made_up = masks.Statements("?", PART, True, {})
+        made_up = Statement("?", PART, True, {})
         known = {j: node.stated("0") or made_up for j, node in enumerate(self.nodes)}
         return {j: known.get(j, made_up).to(k) for j in who}
 
@@ -252,11 +252,11 @@ def test_what_is_not_meant_for_a_node():
     parties = Parties(3, 2)
     later = {k: node.offer("1", k, parties.keys, 2) for k, node in enumerate(parties.nodes)}
     fine = parties.told(0)
-    changed = bytearray(masks._bytes(fine[1].share))
+    changed = bytearray(masks._bytes(fine[1].shares["0"]))
     changed[-1] ^= 1
-    for share in (masks._text(bytes(changed)), parties.offers[1].to(2).share, later[1].to(0).share, ""):
+    for share in (masks._text(bytes(changed)), parties.offers[1].shares["2"], later[1].shares["0"], ""):
         with pytest.raises(fedax.NodeError, match="not meant for this node in this exchange"):
-            wrong = fine | {1: fine[1]._replace(share=share)}
+            wrong = fine | {1: fine[1]._replace(shares={"0": share})}
             parties.nodes[0].masked("0", parties.sums[0], 32, wrong, "?", PART)
     # What it has offered for another exchange, of other keys, with other rules.
     for other in (
@@ -287,7 +287,7 @@ def test_nodes_that_are_asked_different_things(question, part):
         node.unmask("0", said, {})
     with pytest.raises(fedax.NodeError, match=text):
         node.agree("0", said)
-    for change in ({"question": "?", "part": PART}, {"tag": said[2].tag}, {"adds": False}, {"tag": ""}):
+    for change in ({"question": "?", "part": PART}, {"tags": said[2].tags}, {"adds": False}, {"tags": {}}):
         with pytest.raises(fedax.NodeError, match=r"'n1' is said to have sent is not from it"):
             node.unmask("0", said | {1: said[1]._replace(**change)}, {})
 
@@ -408,13 +408,16 @@ def test_statements_that_are_forged():
     # 1 did add.
     older = Parties(3, 3)
     replayed, for_another = said_by(older, 0)[1], parties.said(2, [1])[1]
-    for wrong in (said[1]._replace(adds=True), said[1]._replace(tag=said[2].tag), for_another, replayed):
+    for wrong in (said[1]._replace(adds=True), said[1]._replace(tags=said[2].tags), for_another, replayed):
         with pytest.raises(fedax.NodeError, match=r"'n1' is said to have sent is not from it"):
             node.unmask("0", said | {1: wrong}, {})
     fine = json.loads(json.dumps(said[1]))
     assert Statement.of(fine) == said[1]
-    for wrong in (None, "ab", fine[:3], [*fine[:2], 1, fine[3]], [None, *fine[1:]], [*fine[:3], "é"], [*fine, True],
-                  [*fine[:3], None], [fine[0], [1, float("nan"), 0.5], *fine[2:]]):  # fmt: skip
+    wrong_tags = ({"0": "é"}, {"0": "AAAA"}, None)
+    wrong_parts = (None, [1, float("nan"), 0.5], [0, 0.5, 0.5])
+    for wrong in (None, "ab", fine[:3], [*fine, True], [*fine[:2], 1, fine[3]], [None, *fine[1:]],
+                  *([*fine[:3], each] for each in wrong_tags),
+                  *([fine[0], each, *fine[2:]] for each in wrong_parts)):  # fmt: skip
         with pytest.raises(fedax.NodeError, match="is no statement"):
             Statement.of(wrong)
     for wrong in (None, "ab", [], [7], ["é"], ["", ""]):
@@ -489,8 +492,8 @@ def test_the_others_keep_to_the_rules_of_a_node(rules, text):
 
 @pytest.mark.parametrize("share", [None, 7, "é", "A", "not in base64"])
 def test_a_share_that_is_none(share):
-    with pytest.raises(fedax.NodeError, match=r"no offer .*3: "):
-        ReceivedShares.of([*Parties(3, 2).told(0)[1][:3], share])
+    with pytest.raises(fedax.NodeError, match=r"no offer .*3: 0: "):
+        Offer.of([*Parties(3, 2).told(0)[1][:3], {"0": share}])
 
 
 @pytest.mark.parametrize("key", [None, "abc", {}, {"public": "AAAA"}, {"public": 7}, {"name": None}, {"more": ""}])
@@ -505,8 +508,8 @@ def test_rules_that_a_node_refuses():
     fine = Parties(3, 2).told(0)
     for rules in (None, [], [0, 0.9], [1.0, 0.9], [True, 0.9], [1, 0], [1, 1.1], [1, float("nan")], [1, 0.5, 1]):
         with pytest.raises(fedax.NodeError, match="no offer"):
-            ReceivedShares.of([*fine[1][:2], rules, fine[1].share])
-    assert ReceivedShares.of([*fine[1][:2], [2, 1], fine[1].share]).rules == masks.Rules(2, 1.0)
+            Offer.of([*fine[1][:2], rules, fine[1].shares])
+    assert Offer.of([*fine[1][:2], [2, 1], fine[1].shares]).rules == masks.Rules(2, 1.0)
 
 
 # ---- figures

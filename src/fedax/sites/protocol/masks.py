@@ -176,6 +176,10 @@ class Key(NamedTuple):
         return f"fedax secure aggregation: the key of {self.name} is {self.public}".encode()
 
 
+def _for(position: int, entries: Mapping[str, str]) -> dict[str, str]:
+    return {key: each for key, each in entries.items() if key == str(position)}
+
+
 class MaskedPart(NamedTuple):
     """A node's part in a sum.
 
@@ -203,7 +207,7 @@ class Rules(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a node sends before an exchange.
+    """What a node offers for an exchange.
 
     Attributes:
         public: S_i.
@@ -217,98 +221,51 @@ class Offer(NamedTuple):
     rules: Rules
     shares: dict[str, _File]
 
-    def to(self, position: int) -> "ReceivedShares":
-        """The form in which another node receives it."""
-        return ReceivedShares(*self[:3], self.shares.get(str(position), ""))
+    def to(self, position: int) -> "Offer":
+        """What one of the other nodes receives of it."""
+        return self._replace(shares=_for(position, self.shares))
 
     @classmethod
-    def of(cls, given: Unknown, position: int, nodes: int) -> "Offer":
+    def of(cls, given: Unknown) -> "Offer":
         """An offer that came as JSON.
 
         Raises:
-            NodeError: it is none of node ``position`` of so many.
-        """
-        what = "what came as the offer of a node is no offer"
-        offer = _read(cls, given, what)
-        if offer.shares.keys() != {str(k) for k in range(nodes) if k != position}:
-            raise NodeError(f"{what} (it has not the shares for the other nodes)")
-        return offer
-
-
-class ReceivedShares(NamedTuple):
-    """The offer of another node, or of its own, as a node receives it.
-
-    Attributes:
-        public: S_j.
-        seal: of b_j.
-        rules: of node j's owner.
-        share: encrypted, for this node.
-    """
-
-    public: _File32
-    seal: _File32
-    rules: Rules
-    share: _File
-
-    @classmethod
-    def of(cls, given: Unknown) -> "ReceivedShares":
-        """A received offer that came as JSON.
-
-        Raises:
-            NodeError: it is not of this form.
+            NodeError: it is none.
         """
         return _read(cls, given, "what came as the offer of a node is no offer")
 
     def text(self, context: str, position: int) -> bytes:
-        """The bytes by which the share is authentic, and with it the rest."""
+        """The bytes by which a share is authentic, and with it the rest."""
         return f"fedax secure aggregation: offer {json.dumps([context, position, *self[:3]])}".encode()
 
 
 class Statement(NamedTuple):
-    """What a node states with its y_i, to one other node.
+    """What a node states with its y_i.
 
     Attributes:
         question: a digest of what was asked.
         part: the node's part in the sum.
         adds: whether a number that it adds is not zero modulo 2^bits.
-        tag: of all that and of the offers in the sum.
+        tags: of all that and of the offers in the sum, for each other node, by its position.
     """
-
-    question: str
-    part: MaskedPart
-    adds: bool
-    tag: _File
-
-    @classmethod
-    def of(cls, given: Unknown) -> "Statement":
-        """A statement that came as JSON.
-
-        Raises:
-            NodeError: it is not of this form.
-        """
-        return _read(cls, given, "what a node is said to state is no statement")
-
-
-class Statements(NamedTuple):
-    """The same to all: ``tags`` by the position of the node that a tag is for."""
 
     question: str
     part: MaskedPart
     adds: bool
     tags: dict[str, _File32]
 
-    def to(self, position: int) -> Statement:
-        """The one to a node; its own has no tag."""
-        return Statement(*self[:3], self.tags.get(str(position), ""))
+    def to(self, position: int) -> "Statement":
+        """What one of the other nodes receives of it."""
+        return self._replace(tags=_for(position, self.tags))
 
     @classmethod
-    def of(cls, given: Unknown) -> "Statements":
-        """Statements that came as JSON.
+    def of(cls, given: Unknown) -> "Statement":
+        """A statement that came as JSON.
 
         Raises:
-            NodeError: they are not of this form.
+            NodeError: it is none.
         """
-        return _read(cls, given, "what a node states is no statement")
+        return _read(cls, given, "what a node is said to state is no statement")
 
 
 class Agreed(NamedTuple):
@@ -357,9 +314,9 @@ class _ExchangeSecrets:
     held: dict[int, tuple[bytes, bytes]]
     asked: str | None = None
     answer: Unknown = None
-    offers: Mapping[int, ReceivedShares] = dataclasses.field(default_factory=dict)
+    offers: Mapping[int, Offer] = dataclasses.field(default_factory=dict)
     sent: str | None = None
-    said: Statements | None = None
+    said: Statement | None = None
     survivors: tuple[int, ...] = ()
     parts: Mapping[int, MaskedPart] = dataclasses.field(default_factory=dict)
 
@@ -386,7 +343,7 @@ class _ExchangeSecrets:
         """A digest of the offers in the sum; when it is first needed, they are final."""
         return _digest([offer.text(self.context, k).decode() for k, offer in sorted(self.offers.items())])
 
-    def stated(self, sender: int, said: Statement | Statements) -> bytes:
+    def stated(self, sender: int, said: Statement) -> bytes:
         """The bytes of a statement: offers are of this exchange alone."""
         return f"fedax secure aggregation: stated {json.dumps([self._offered, sender, *said[:3]])}".encode()
 
@@ -497,7 +454,7 @@ class Masks:
         name: str,
         sums: np.ndarray,
         bits: int,
-        offers: Mapping[int, ReceivedShares],
+        offers: Mapping[int, Offer],
         question: str,
         part: MaskedPart,
     ) -> np.ndarray:
@@ -524,7 +481,8 @@ class Masks:
         held, sums = {me: state.held[me]}, sums.astype(_word(bits))
         result = sums + _stream(_derived(state.seed, f"own {name}"), sums.size, bits)
         for k in {*offers} - {me}:
-            share = _decrypted(state.key("shares", k, me), _bytes(offers[k].share), offers[k].text(state.context, k))
+            sealed, text = _bytes(offers[k].shares.get(str(me), "")), offers[k].text(state.context, k)
+            share = _decrypted(state.key("shares", k, me), sealed, text)
             if share is None or len(share) != _SEED + _KEY + 2:
                 raise NodeError(
                     f"what node {self._file(state, k)!r} is said to have offered is not from it, not meant for this "
@@ -539,11 +497,11 @@ class Masks:
             raise NodeError("other numbers were masked in this exchange before")
         if state.said is None:
             state.sent, state.offers, state.held = digest, offers, held
-            bare = Statements(question, part, bool(packed(sums, bits).any()), {})
+            bare = Statement(question, part, bool(packed(sums, bits).any()), {})
             state.said = bare._replace(tags=state.tags(state.stated(me, bare)))
         return file
 
-    def stated(self, name: str) -> Statements | None:
+    def stated(self, name: str) -> Statement | None:
         """What this node states with its y_i; ``None``: it has masked nothing in this exchange."""
         return self._turns[name].said
 
@@ -597,9 +555,9 @@ class Masks:
                 f"the sum over nodes {[*nodes]} is asked for, and at least {state.threshold} of {sorted(state.held)}, "
                 f"with {state.position} among them, may be summed"
             )
-        said = {**said, state.position: own.to(state.position)}
+        said = {**said, state.position: own}
         for k, each in said.items():
-            self._check(state, k, state.stated(k, each), each.tag)
+            self._check(state, k, state.stated(k, each), each.tags.get(str(state.position), ""))
             if each.question != own.question:
                 raise NodeError(f"another question is asked of node {self._file(state, k)!r} than of this one")
         totals = [sum(each) for each in zip(*(each.part for each in said.values()), strict=True)]

@@ -321,7 +321,7 @@ class Site:
             return make(None)
         masking, session = self._masked_session(received)
         bits = 64 if received.stage == EVALUATION else run.secure.bits
-        offers = received.table("offers", masks.ReceivedShares.of)
+        offers = received.table("offers", masks.Offer.of)
         asked = json.dumps(received.message.head, sort_keys=True).encode() + received.message.tensors
         mask: Mask = lambda numbers, question: masking.masked(session, numbers, bits, offers, question, part)  # noqa: E731
         answer: Message = masking.once(session, asked) or make(mask)

@@ -95,7 +95,7 @@ class _Sum:
             offers = yield from self._offered()
             masked = yield from self._masked(offers, False)
         assert masked is not None
-        said = {k: self._read(k, masks.Statements.of, head, "said") for k, (head, _) in masked.items()}
+        said = {k: self._read(k, masks.Statement.of, head, "said") for k, (head, _) in masked.items()}
         told: dict[int, dict[str, Unknown]] = {
             k: {"said": {str(j): each.to(k) for j, each in said.items()}, "agreed": {}} for k in said
         }
@@ -173,7 +173,13 @@ class _Sum:
         return dict(sorted(found.items()))
 
     def _offer(self, k: int, head: Mapping[str, Unknown]) -> masks.Offer:
-        return self._read(k, lambda given: masks.Offer.of(given, k, len(self._order)), head, "offer")
+        def read(given: Unknown) -> masks.Offer:
+            offer = masks.Offer.of(given)
+            if offer.shares.keys() != {str(j) for j in range(len(self._order)) if j != k}:
+                raise NodeError("it has not the shares for the other nodes")
+            return offer
+
+        return self._read(k, read, head, "offer")
 
     def _read(self, k: int, of: Callable[[Unknown], _Result], head: Mapping[str, Unknown], name: str) -> _Result:
         """An entry of a node's answer."""
