@@ -79,7 +79,8 @@ def timed(kind: type, name: str, part: str) -> None:
 def main() -> None:
     for name in [name for name in vars(Policy) if name.startswith("check_")]:
         timed(Policy, name, "rules")
-    timed(Answered, "take", "record")
+    for name in ("take", "sync"):
+        timed(Answered, name, "record")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[3, 20])
     parser.add_argument("--size", type=int, default=10_000, help="numbers of the model")

@@ -268,6 +268,11 @@ def test_what_is_not_meant_for_a_node():
     ):
         with pytest.raises(fedax.NodeError, match=r"'n1' is said to have offered is not from it"):
             parties.nodes[0].masked("0", parties.sums[0], 32, fine | {1: other}, "?", PART)
+    of_1 = parties.nodes[1]._turns["0"]
+    short = masks._text(masks._encrypted(of_1.key("shares", 1, 0), b"short", parties.offers[1].text(of_1.context, 1)))
+    with pytest.raises(fedax.NodeError, match="not meant for this node in this exchange"):
+        wrong = fine | {1: fine[1]._replace(shares={"0": short})}
+        parties.nodes[0].masked("0", parties.sums[0], 32, wrong, "?", PART)
     with pytest.raises(fedax.NodeError, match="came back as others"):
         parties.nodes[0].masked("0", parties.sums[0], 32, parties.told(0, _0=later[0]), "?", PART)
     with pytest.raises(fedax.NodeError, match="1 nodes are left, and 2 have to stay"):
