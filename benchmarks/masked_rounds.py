@@ -1,14 +1,16 @@
-"""The cost of masks, signatures and a policy in a round over nodes in this process, without a network.
+"""The cost of masks and a policy in a round over nodes in this process, without a network; or of deployed nodes.
 
 FedAvg on softmax regression, every client at a node of its own. The same rounds plain, with a strict policy and its
 record on the disk, and in secure sums; all kinds in turn, the median of the ratios. Of a round with a policy, the share
 of the time in which a node checks its rules, and writes its record.
 
-    python benchmarks/masked_rounds.py [--nodes 3 20] [--size 10000] [--repeats 7]
+    python benchmarks/masked_rounds.py [--nodes 3 20] [--size 10000] [--bits 32] [--repeats 7]
+
+``--deployed``: the same kinds by ``fedax deploy run``, with a link and three nodes in processes of their own.
 """
 
 import argparse
-import dataclasses
+import copy
 import json
 import pathlib
 import statistics
@@ -21,6 +23,9 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from deployed_rounds import rounds_of
+
 import fedax
 from fedax.sites.protocol.agreement import Made
 from fedax.sites.protocol.answered import Answered
@@ -31,6 +36,7 @@ from fedax.sites.protocol.roster import Roster
 from fedax.sites.protocol.site import Site
 from fedax.sites.protocol.train import train
 from fedax.sites.service.certificates import make_node_key
+from tests.sites.federation import Federation, wait_for
 
 CLASSES, EXAMPLES, ROUNDS = 10, 200, 10
 OPTIONS = {"rounds": ROUNDS, "work": fedax.Steps(5), "batch_size": 20}
@@ -73,14 +79,20 @@ def timed(kind: type, name: str, part: str) -> None:
 def main() -> None:
     for name in [name for name in vars(Policy) if name.startswith("check_")]:
         timed(Policy, name, "rules")
-    timed(Answered, "take", "record")
+    for name in ("take", "sync"):
+        timed(Answered, name, "record")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[3, 20])
     parser.add_argument("--size", type=int, default=10_000, help="numbers of the model")
+    parser.add_argument("--bits", type=int, default=32, help="of each number of a secure sum")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--deployed", action="store_true", help="nodes in processes of their own")
     given = parser.parse_args()
-    print("| nodes | rounds | seconds a round | against plain | rules | record | bytes a node and round, down | up |")
-    print("|---|---|---|---|---|---|---|---|")
+    if given.deployed:
+        return deployed(given.repeats)
+    print("| nodes | rounds | seconds a round | against plain | with the policy | rules | record "
+          "| bytes a node and round, down | up |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|")
     for number in given.nodes:
         features = given.size // CLASSES - 1
         rng = np.random.default_rng(0)
@@ -90,11 +102,9 @@ def main() -> None:
         folder = pathlib.Path(tempfile.mkdtemp())
         for k in range(number):
             make_node_key(folder / f"n{k}")
-        # The rules that cost: all but those that this run would break by its names and by leaving masks out.
-        open_ = {"methods": None, "tasks": None, "nodes": None, "total": 10**9, "daily": 10**9}
-        strict = dataclasses.replace(Policy.of(tomllib.loads(STRICT)), **open_)
+        strict = Policy.of(rules())
         kinds = {"plain": (None, Policy()), "with a policy": (None, strict)}
-        kinds["in secure sums"] = (fedax.SecureSum(1.0), strict)
+        kinds["in secure sums"] = (fedax.SecureSum(1.0, bits=given.bits), strict)
         seconds: dict[str, list[float]] = {}
         bytes_, parts = dict[str, tuple[int, int]](), dict[str, dict[str, float]]()
         for repeat in range(given.repeats + 1):
@@ -116,11 +126,60 @@ def main() -> None:
                 down, up = ((marks[-1][i] - marks[1][i]) // (ROUNDS - 1) // number for i in (1, 2))
                 bytes_[kind] = (down, up)
         for kind, own in seconds.items():
-            ratio = statistics.median(a / b for a, b in zip(own, seconds["plain"], strict=True))
+            of = ("plain", "with a policy")
+            ratios = [statistics.median(a / b for a, b in zip(own, seconds[each], strict=True)) for each in of]
             down, up = bytes_[kind]
             share = " | ".join(f"{each:.2%}" for each in parts[kind].values())
-            print(f"| {number} | {kind} | {statistics.median(own):.4f} | {ratio:.2f} | {share} | {down:,} | {up:,} |")
+            against = " | ".join(f"{each:.2f}" for each in ratios)
+            print(f"| {number} | {kind} | {statistics.median(own):.4f} | {against} | {share} | {down:,} | {up:,} |")
             sys.stdout.flush()
+
+
+def rules() -> dict[str, Any]:
+    """The rules that cost: all but those that a run would break by its names and by leaving masks out."""
+    table = copy.deepcopy(tomllib.loads(STRICT))
+    del table["runs"]["methods"], table["runs"]["tasks"], table["secure"]["nodes"]
+    return table | {"messages": {"total": 10**9, "daily": 10**9}}
+
+
+CONFIG = """
+name = "rounds"
+data = {{name = "digits", clients = 3, partition = "iid"}}
+task = {{name = "softmax_regression"}}
+run = {{rounds = 40, batch_size = 20, evaluate_every = 1, metrics = []{more}}}
+work = {{kind = "steps", steps = 5}}
+methods = [{{name = "fedavg", lr = 0.01}}]
+"""
+
+
+def deployed(repeats: int) -> None:
+    """The kinds in turn: a run of 40 rounds of each, the medians of all rounds, and of the ratios of runs."""
+    kinds = {"plain": ("", {}), "with a policy": ("", rules()), "in secure sums": (", secure = {clip = 1.0}", rules())}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    federations = dict[str, Federation]()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for name, policy in (("open", {}), ("strict", rules())):
+                (at := pathlib.Path(folder) / name).mkdir()
+                places = {f"n{k}": [str(k)] for k in range(3)}
+                there = federations[name] = Federation(at, CONFIG.format(more=""), places)
+                there.start_link()
+                for node in there.places:
+                    there.start_node(node, **({"policy": policy} if policy else {}))
+                wait_for(lambda there=there: all("this is node" in there.output(node) for node in there.places))
+            for repeat in range(repeats):
+                for kind, (more, policy) in kinds.items():
+                    there = federations["strict" if policy else "open"]
+                    there.config.write_text(CONFIG.format(more=more))
+                    gaps, _ = rounds_of(there, there.folder / f"{kind} {repeat}".replace(" ", "-"))
+                    seconds[kind].append(statistics.median(gaps))
+        finally:
+            for there in federations.values():
+                there.end()
+    print("| three deployed nodes | seconds a round | against plain | with the policy |\n|---|---|---|---|")
+    for kind, own in seconds.items():
+        ratios = [statistics.median(a / b for a, b in zip(own, seconds[of], strict=True)) for of in [*kinds][:2]]
+        print(f"| {kind} | {statistics.median(own):.4f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
 
 
 def _marks(at: Here, run: Made) -> list[tuple[float, int, int]]:

@@ -6,7 +6,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -66,12 +66,22 @@ def _listen() -> None:
     jax.monitoring.register_event_duration_secs_listener(took)
 
 
+class Compiled(Protocol):
+    """A function that :func:`compiled` made."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Its result."""
+
+    def form(self, *args: Any, **kwargs: Any) -> Any:
+        """The form of its result, of ``jax.ShapeDtypeStruct``; traced once for the same forms of arguments."""
+
+
 def compiled(
     *,
     static: Sequence[str] = (),
     donate: Sequence[str] = (),
     options: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-) -> Callable[..., Callable[..., Any]]:
+) -> Callable[[Callable[..., Any]], Compiled]:
     """A decorator like ``jax.jit``, but all functions together keep only the 128 programs that were used last.
 
     ``jax.jit`` keeps the programs of a function as long as the function exists, which is forever for one of a module,
@@ -88,20 +98,31 @@ def compiled(
         ...     return x**power
         >>> raised(3.0, 2).item(), raised(3.0, power=3).item()
         (9.0, 27.0)
+        >>> raised.form(np.ones(3), 2).shape
+        (3,)
     """
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[..., Any]) -> Any:
         names = list(inspect.signature(function).parameters)
 
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def program_of(args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
             given = dict(zip(names, args, strict=False)) | kwargs
             fixed = tuple((name, given.pop(name)) for name in static)
             leaves, structure = jax.tree.flatten(given)
             form = tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
             choices = () if options is None else tuple(options(dict(fixed)).items())
-            return _program(function, tuple(donate), choices, fixed, structure, form)(**given)
+            return _program(function, tuple(donate), choices, fixed, structure, form), given
 
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            program, given = program_of(args, kwargs)
+            return program(**given)
+
+        def form(*args: Any, **kwargs: Any) -> Any:
+            program, given = program_of(args, kwargs)
+            return program.eval_shape(**given)
+
+        call.form = form  # type: ignore[attr-defined]
         return call
 
     return decorate

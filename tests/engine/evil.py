@@ -32,9 +32,7 @@ from fedax.sites.protocol.agreement import (
     EVALUATION,
     Agreement,
     cohort_of,
-    common_question,
     derived,
-    digest_of,
     precise_versions,
     program_of,
     traced,
@@ -286,9 +284,8 @@ class Run:
 
     def figures(self, model: Sequence[float], index: int = 0, **how: Any) -> np.ndarray:
         """The figures of all nodes, by a secure sum: of the training rows first those of the leaves in their order."""
-        question = common_question(self.digest, EVALUATION, index, 0, digest_of(self.tree(model)))
         heads = {k: self.of_evaluation(index) for k in range(len(self.nodes.names))}
-        return masks.decode_figures(self._in_secret(heads, question, self.model(model), 64, **how))
+        return masks.decode_figures(self._in_secret(heads, self.model(model), 64, **how))
 
     def secure(self, model: Sequence[float], index: int = 0, download: bytes | None = None, **how: Any) -> np.ndarray:
         """The sum Σ ω v over nodes, [b, w], by the protocol.
@@ -299,17 +296,14 @@ class Run:
             download: the tensors, in the place of those of ``model``.
             how: as of :meth:`_in_secret`.
         """
-        tree = self.download(model)
-        question = common_question(self.digest, "exchanges", index, 0, digest_of(tree))
         heads = {k: self.head(k, index) for k in range(len(self.nodes.names))}
-        tensors = packed({"download": tree}) if download is None else download
-        whole = self._in_secret(heads, question, tensors, self.job.hyper.wire.secure.bits, **how)
+        tensors = packed({"download": self.download(model)}) if download is None else download
+        whole = self._in_secret(heads, tensors, self.job.hyper.wire.secure.bits, **how)
         return self.numbers(whole, index)
 
     def _in_secret(
         self,
         heads: dict[int, Table],
-        question: str,
         tensors: bytes,
         bits: int,
         over: Sequence[int] | None = None,
@@ -332,7 +326,7 @@ class Run:
         threshold = len(over) if threshold is None else threshold
         session = secrets.randbits(31) if session is None else session
         place = {k: over.index(k) for k in over}
-        told = {"keys": [self.keys[k] for k in over], "threshold": threshold, "question": question}
+        asked = {"keys": [self.keys[k] for k in over], "threshold": threshold}
 
         def sent(k: int, kind: str | None, more: Table, tensors: bytes = b"") -> Message:
             head = {**heads[k], "told": {**heads[k]["told"], "session": session, **more}}
@@ -342,17 +336,17 @@ class Run:
 
         offers = {}
         for k in over:
-            offer = sent(k, "offer", {**told, "position": place[k]}).head["offer"]
-            offers[k] = masks.Offer.of(offer, place[k], len(over))
-        masked = {}
+            offer = sent(k, "offer", {**asked, "position": place[k]}).head["offer"]
+            offers[k] = masks.Offer.of(offer)
+        masked, said = {}, {}
         for k in survivors:
             answer = sent(k, None, {"offers": {str(place[j]): offers[j].to(place[k]) for j in survivors}}, tensors)
             masked[place[k]] = safetensors.numpy.load(answer.tensors)["['masked']"]
-        where = [place[k] for k in survivors]
-        agreed = {str(place[k]): sent(k, "agree", {"survivors": where}).head["agreed"] for k in survivors}
+            said[place[k]] = masks.Statement.of(answer.head["said"])
+        told = {k: {"said": {str(j): each.to(place[k]) for j, each in said.items()}, "agreed": {}} for k in survivors}
         telling = survivors if tells is None else tells
-        shares = {place[k]: sent(k, "unmask", {"agreed": agreed}).head["told"] for k in telling}
-        name = "/".join(str(heads[over[0]][each]) for each in ("agreement", "stage", "round", "exchange"))
+        shares = {place[k]: sent(k, "unmask", told[k]).head["told"] for k in telling}
+        name = heads[over[0]]["agreement"]
         by_place = {place[k]: offers[k] for k in survivors}
         whole: np.ndarray = masks.total(f"{name}/{session}", masked, by_place, shares, threshold, bits)
         return whole

@@ -1,5 +1,6 @@
 """The protocol of masked sums between nodes: masks that cancel, and what a node refuses to an active server."""
 
+import json
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -8,12 +9,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-pytest.importorskip("Crypto", reason="needs pip install 'fedax[deploy]'")
 pytest.importorskip("cryptography", reason="needs pip install 'fedax[deploy]'")
 
 import fedax
 from fedax.sites.protocol import masks
-from fedax.sites.protocol.masks import Masks, Offer, ReceivedShares
+from fedax.sites.protocol.masks import Agreed, Masks, Offer, Statement
 from fedax.sites.protocol.roster import Roster
 
 from . import here
@@ -35,20 +35,34 @@ class Parties:
             for k, roster in enumerate(here.rosters(number))
         ]
         self.keys = [node.public for node in self.nodes]
-        self.offers = {k: node.offer("0", k, self.keys, threshold, "?", PART) for k, node in enumerate(self.nodes)}
+        self.offers = {k: node.offer("0", k, self.keys, threshold) for k, node in enumerate(self.nodes)}
         word = np.uint64 if bits == 64 else np.uint32
         self.sums = np.random.default_rng(number).integers(0, np.iinfo(word).max, (number, size), word, endpoint=True)
 
     def masked(self, who: Any) -> dict[int, np.ndarray]:
         return {k: self.nodes[k].masked("0", self.sums[k], self.bits, self.told(k), "?", PART) for k in who}
 
-    def told(self, k: int, **more: Offer) -> dict[int, ReceivedShares]:
+    def told(self, k: int, **more: Offer) -> dict[int, Offer]:
         """The offers that node ``k`` gets; ``more``: forged ones that replace them."""
         return {j: offer.to(k) for j, offer in (self.offers | {int(j[1:]): each for j, each in more.items()}).items()}
 
+    def said(self, k: int, who: Any) -> dict[int, Statement]:
+        """What some nodes state to node ``k``; of one that has said nothing, made up."""
+        made_up = Statement("?", PART, True, {})
+        known = {j: node.stated("0") or made_up for j, node in enumerate(self.nodes)}
+        return {j: known.get(j, made_up).to(k) for j in who}
+
+    def agreed(self, survivors: Any, senders: Any) -> dict[int, dict[int, Agreed]]:
+        """What some nodes agree to, for each of them."""
+        tags = {j: self.nodes[j].agree("0", self.said(j, survivors)) for j in senders}
+        return {k: {j: Agreed(each.get(str(k), "")) for j, each in tags.items()} for k in senders}
+
     def shares(self, survivors: Any, senders: Any) -> dict[int, dict[str, str]]:
-        agreed = {k: self.nodes[k].agree("0", [*survivors]) for k in senders}
-        return {k: self.nodes[k].unmask("0", agreed) for k in senders}
+        """Those that some nodes give; the nodes agree where others are gone whose masks are in the sum."""
+        if {*survivors} == {*self.offers}:
+            return {k: self.nodes[k].unmask("0", self.said(k, survivors), {}) for k in senders}
+        agreed = self.agreed(survivors, senders)
+        return {k: self.nodes[k].unmask("0", {}, agreed[k]) for k in senders}
 
     def total(self, masked: Any, senders: Any) -> np.ndarray:
         shares = self.shares(masked, senders)
@@ -107,7 +121,7 @@ def test_the_same_sum_is_masked_anew_in_each_exchange():
     keys, zero = [node.public for node in nodes], np.zeros(64, np.uint32)
     seen, drawn = [], []
     for name in ("0", "1"):
-        offers = {k: node.offer(name, k, keys, 2, "?", PART) for k, node in enumerate(nodes)}
+        offers = {k: node.offer(name, k, keys, 2) for k, node in enumerate(nodes)}
         drawn += [(offer.public, offer.seal) for offer in offers.values()]
         seen.append(nodes[0].masked(name, zero, 32, {k: offer.to(0) for k, offer in offers.items()}, "?", PART))
     assert (seen[0] == seen[1]).mean() < 0.1
@@ -129,46 +143,80 @@ def test_what_a_node_refuses():
     for survivors, text in [
         ([0, 1], r"nodes \[0, 1\] is asked for, .* 3"),
         ([1, 2, 3], "with 0 among them"),
-        ([0, 1, 1], "is asked for"),
+        ([], "is asked for"),
         ([0, 1, 7], "is asked for"),
+        ([0, 1, 3], "'n3' is said to have sent is not from it"),  # it has not answered
     ]:
         with pytest.raises(fedax.NodeError, match=text):
-            node.agree("0", survivors)
-    with pytest.raises(fedax.NodeError, match="has not agreed whose sums are added"):
-        node.unmask("0", {})
-    agreed = {k: parties.nodes[k].agree("0", [2, 1, 0]) for k in range(3)}
-    first = node.unmask("0", agreed)
-    assert node.unmask("0", {k: parties.nodes[k].agree("0", [0, 1, 2]) for k in range(3)}) == first  # repeated
-    assert {k: len(masks._bytes(share)) for k, share in first.items()} == {"0": 16, "1": 16, "2": 16, "3": 32}
+            node.agree("0", parties.said(0, survivors))
+    for said in ({}, parties.said(0, [0, 1, 2])):  # node 3 is not among them, so that they have to agree
+        with pytest.raises(fedax.NodeError, match="has not agreed whose sums are added"):
+            node.unmask("0", said, {})
+    agreed = parties.agreed([2, 1, 0], range(3))[0]
+    first = node.unmask("0", {}, agreed)
+    assert node.unmask("0", {}, parties.agreed([0, 1, 2], range(3))[0]) == first  # repeated
+    assert {k: len(masks._bytes(share)) for k, share in first.items()} == {"0": 17, "1": 17, "2": 17, "3": 33}
     # Shares of the other secret of node 2 would show its sum.
     with pytest.raises(fedax.NodeError, match=r"agreed to .* another set of nodes"):
-        node.agree("0", [0, 1, 3])
+        node.agree("0", parties.said(0, [0, 1, 3]))
+    parties.masked([3])
+    with pytest.raises(fedax.NodeError, match=r"agreed to .* another set of nodes"):
+        node.unmask("0", parties.said(0, range(4)), {})
     for less, text in (
         ({0: agreed[0], 1: agreed[1]}, "2 nodes have agreed .* 3 have to"),
-        (agreed | {2: agreed[1]}, "'n2' .*is not signed by it"),
+        (agreed | {2: agreed[1]}, "'n2' is said to have sent is not from it"),
+        (agreed | {2: Agreed("")}, "'n2' is said to have sent is not from it"),
         ({0: agreed[0], 1: agreed[1], 3: agreed[2]}, "3 nodes have agreed"),
     ):
         with pytest.raises(fedax.NodeError, match=text):
-            node.unmask("0", less)
+            node.unmask("0", {}, less)
     with pytest.raises(fedax.NodeError, match="has not answered this exchange"):
-        other = Parties(3, 2)
-        other.nodes[0]._turns["0"].held = {0: b"", 1: b""}
-        other.nodes[0].agree("0", [0, 1])
+        Parties(3, 2).nodes[0].agree("0", parties.said(0, [0, 1]))
+
+
+def test_a_node_keeps_to_one_set():
+    """All have answered; the server tells three of four that the last is gone, and the last that nobody is.
+
+    With shares of both kinds of the last one its own sum could be had. Three and the last are four of four, so that not
+    both sets have three that give shares: the one that works with the server makes no more than one of them three.
+    """
+    for order in (["agree", "all"], ["all", "agree"]):
+        parties = Parties(4, 3, colluding=1)
+        parties.masked(range(4))
+        ways = {
+            "agree": lambda k, p=parties: p.nodes[k].agree("0", p.said(k, [0, 1, 2])),
+            "all": lambda k, p=parties: p.nodes[k].unmask("0", p.said(k, range(4)), {}),
+        }
+        for k in range(3):
+            ways[order[0]](k)
+            with pytest.raises(fedax.NodeError, match="another set of nodes"):
+                ways[order[1]](k)
+    parties = Parties(4, 3, colluding=1)
+    masked = parties.masked(range(4))
+    agreed = parties.agreed([0, 1, 2], range(3))
+    of_three = {k: parties.nodes[k].unmask("0", {}, agreed[k]) for k in (0, 1)}
+    of_all = {3: parties.nodes[3].unmask("0", parties.said(3, range(4)), {})}
+    both = {key: _text_of(parties.nodes[2]._turns["0"].held, key) for key in (0, 1)}  # of the node that helps
+    assert [len(masks._bytes(each["3"])) for each in (*of_three.values(), *of_all.values())] == [33, 33, 17]
+    total = masks.total(
+        "0", {k: masked[k] for k in range(3)}, parties.offers, of_three | {2: both[0] | {"3": both[1]["3"]}}, 3, 32
+    )
+    assert total.tolist() == parties.expected(range(3)).tolist()  # the one sum that it may have
+    with pytest.raises(fedax.NodeError, match="the shares of its seed do not fit together"):
+        masks.total("0", masked, parties.offers, of_all | {2: both[0]}, 3, 32)
+
+
+def _text_of(held: dict[int, tuple[bytes, bytes]], which: int) -> dict[str, str]:
+    return {str(k): masks._text(share[which]) for k, share in held.items()}
 
 
 def test_offers_that_a_node_refuses():
     parties = Parties(3, 2)
     node, keys = parties.nodes[0], parties.keys
-    assert node.offer("0", 0, keys, 2, "?", PART) == parties.offers[0]  # a message that is repeated
-    for position, given, threshold, question, part in [
-        (0, keys, 3, "?", PART),
-        (0, [keys[0], keys[2], keys[1]], 2, "?", PART),
-        (1, keys, 2, "?", PART),
-        (0, keys, 2, "!", PART),
-        (0, keys, 2, "?", PART._replace(weight=0.1)),
-    ]:
+    assert node.offer("0", 0, keys, 2) == parties.offers[0]  # a message that is repeated
+    for position, given, threshold in [(0, keys, 3), (0, [keys[0], keys[2], keys[1]], 2), (1, keys, 2)]:
         with pytest.raises(fedax.NodeError, match="asked for before, in another way"):
-            node.offer("0", position, given, threshold, question, part)
+            node.offer("0", position, given, threshold)
     stranger = Masks(secrets.token_bytes(32), Roster(here.rosters(4)[3].folder, here.rosters(4)[3].key)).public
     for position, given, threshold, text in [
         (0, keys, 1, "1 of 3 nodes are to stay"),
@@ -182,7 +230,7 @@ def test_offers_that_a_node_refuses():
         (0, [keys[0], keys[2]._replace(signature="é"), keys[1]], 2, "what node 'n2' is said to have signed"),
     ]:
         with pytest.raises(fedax.NodeError, match=text):
-            node.offer("new", position, given, threshold, "?", PART)
+            node.offer("new", position, given, threshold)
 
 
 def test_how_many_have_to_stay():
@@ -192,9 +240,9 @@ def test_how_many_have_to_stay():
         for threshold in range(1, number + 1):
             if threshold < least:
                 with pytest.raises(fedax.NodeError, match=f"{threshold} of {number} nodes are to stay"):
-                    parties.nodes[0].offer("new", 0, parties.keys, threshold, "?", PART)
+                    parties.nodes[0].offer("new", 0, parties.keys, threshold)
             else:
-                parties.nodes[0].offer(f"{threshold}", 0, parties.keys, threshold, "?", PART)
+                parties.nodes[0].offer(f"{threshold}", 0, parties.keys, threshold)
     assert [masks.least(n, None) for n in (2, 3, 4, 5, 20)] == [2, 3, 3, 4, 14]
     assert [masks.least(n, 2) for n in (2, 3, 4, 5)] == [2, 2, 3, 3]
 
@@ -202,32 +250,69 @@ def test_how_many_have_to_stay():
 def test_what_is_not_meant_for_a_node():
     """Shares of another exchange, those for another node, changed ones, another node's masks as its own; too few."""
     parties = Parties(3, 2)
-    later = {k: node.offer("1", k, parties.keys, 2, "?", PART) for k, node in enumerate(parties.nodes)}
+    later = {k: node.offer("1", k, parties.keys, 2) for k, node in enumerate(parties.nodes)}
     fine = parties.told(0)
-    changed = bytearray(masks._bytes(fine[1].share))
+    changed = bytearray(masks._bytes(fine[1].shares["0"]))
     changed[-1] ^= 1
-    for share in (masks._text(bytes(changed)), parties.offers[1].to(2).share, later[1].to(0).share, ""):
+    for share in (masks._text(bytes(changed)), parties.offers[1].shares["2"], later[1].shares["0"], ""):
         with pytest.raises(fedax.NodeError, match="not meant for this node in this exchange"):
-            wrong = fine | {1: fine[1]._replace(share=share)}
+            wrong = fine | {1: fine[1]._replace(shares={"0": share})}
             parties.nodes[0].masked("0", parties.sums[0], 32, wrong, "?", PART)
-    # What it has signed for another exchange, of other keys, with another weight, of other shares.
+    # What it has offered for another exchange, of other keys, with other rules.
     for other in (
         later[1].to(0),
         fine[1]._replace(public=fine[2].public),
         fine[1]._replace(seal=fine[2].seal),
-        fine[1]._replace(part=PART._replace(weight=1e-9)),
-        fine[1]._replace(shares=fine[2].shares),
+        fine[1]._replace(rules=masks.Rules(1, 1.0)),
         fine[2],
     ):
-        with pytest.raises(fedax.NodeError, match=r"'n1' .*is not signed by it"):
+        with pytest.raises(fedax.NodeError, match=r"'n1' is said to have offered is not from it"):
             parties.nodes[0].masked("0", parties.sums[0], 32, fine | {1: other}, "?", PART)
+    of_1 = parties.nodes[1]._turns["0"]
+    short = masks._text(masks._encrypted(of_1.key("shares", 1, 0), b"short", parties.offers[1].text(of_1.context, 1)))
+    with pytest.raises(fedax.NodeError, match="not meant for this node in this exchange"):
+        wrong = fine | {1: fine[1]._replace(shares={"0": short})}
+        parties.nodes[0].masked("0", parties.sums[0], 32, wrong, "?", PART)
     with pytest.raises(fedax.NodeError, match="came back as others"):
         parties.nodes[0].masked("0", parties.sums[0], 32, parties.told(0, _0=later[0]), "?", PART)
     with pytest.raises(fedax.NodeError, match="1 nodes are left, and 2 have to stay"):
         parties.nodes[0].masked("0", parties.sums[0], 32, {0: parties.offers[0].to(0)}, "?", PART)
-    for question, part in (("!", PART), ("?", PART._replace(clients=2))):
-        with pytest.raises(fedax.NodeError, match="another question is asked"):
-            parties.nodes[0].masked("0", parties.sums[0], 32, fine, question, part)
+
+
+@pytest.mark.parametrize(("question", "part"), [("!", PART), ("?", PART._replace(weight=1e-9, data_weight=1e-9))])
+def test_nodes_that_are_asked_different_things(question, part):
+    """Two models in one exchange, or little weight of the others: no share is given, whatever the server says."""
+    parties = Parties(3, 2)
+    asked = [("?", PART), (question, part), (question, part)]
+    masked = [n.masked("0", parties.sums[k], 32, parties.told(k), *asked[k]) for k, n in enumerate(parties.nodes)]
+    assert len(masked) == 3
+    node, said = parties.nodes[0], parties.said(0, range(3))
+    text = "another question is asked of node 'n1'" if question == "!" else r"'n0' would have more than 0\.9"
+    with pytest.raises(fedax.NodeError, match=text):
+        node.unmask("0", said, {})
+    with pytest.raises(fedax.NodeError, match=text):
+        node.agree("0", said)
+    for change in ({"question": "?", "part": PART}, {"tags": said[2].tags}, {"adds": False}, {"tags": {}}):
+        with pytest.raises(fedax.NodeError, match=r"'n1' is said to have sent is not from it"):
+            node.unmask("0", said | {1: said[1]._replace(**change)}, {})
+
+
+def test_shamirs_shares():
+    """Any so many give the secret; of one less each has any value, so that they tell nothing."""
+    rng = np.random.default_rng(0)
+    for size, threshold, nodes in ((16, 2, 3), (16, 3, 3), (32, 4, 7), (32, 14, 20)):
+        for secret in (bytes(size), bytes([255]) * size, rng.bytes(size)):
+            shares = masks._split(threshold, nodes, secret)
+            for _ in range(5):
+                some = rng.permutation(nodes)[:threshold].tolist()
+                assert masks._joined({k: shares[k] for k in some}) == secret
+                assert masks._joined({k: shares[k] for k in some[1:]}) != secret
+    first = np.frombuffer(b"".join(masks._split(3, 3, bytes(16))[0][1:] for _ in range(4000)), np.uint8)
+    assert scipy.stats.chisquare(np.bincount(first, minlength=256)).pvalue > 1e-5
+    prime, secret, factor = 2**130 - 5, 12345, 678  # by hand
+    assert masks._joined({k: ((secret + factor * (k + 1)) % prime).to_bytes(17, "big") for k in (0, 4)}) == (
+        secret.to_bytes(16, "big")
+    )
 
 
 def test_shares_that_are_changed_are_noticed():
@@ -235,7 +320,7 @@ def test_shares_that_are_changed_are_noticed():
     masked = parties.masked([0, 1])  # the third is gone after its shares
     shares = parties.shares([0, 1], [0, 1])
     for of, text in (("1", "node 1: the shares of its seed"), ("2", "node 2: the shares of its key")):
-        wrong = shares | {0: shares[0] | {of: masks._text(bytes(16 if of == "1" else 32))}}
+        wrong = shares | {0: shares[0] | {of: masks._text(bytes(17 if of == "1" else 33))}}
         with pytest.raises(fedax.NodeError, match=text):
             masks.total("0", masked, parties.offers, wrong, 2, 32)
     for wrong in ({}, None, [], shares[0] | {"1": "é"}, shares[0] | {"1": 7}, shares[0] | {"1": masks._text(b"short")}):
@@ -255,14 +340,14 @@ def test_one_of_three_nodes_works_with_the_server():
         masked = parties.masked([0, 1, 2])
         shares = {}
         for victim in (0, 1):
-            survivors = [victim, 2]
-            agreed = {victim: parties.nodes[victim].agree("0", survivors)}
-            turn = parties.nodes[2]._turns["0"]
-            agreed[2] = masks.Agreed(parties.nodes[2]._roster.signed(turn.agreement(survivors, True)), True)
-            shares[victim] = parties.nodes[victim].unmask("0", agreed)
+            turn, survivors = parties.nodes[2]._turns["0"], (victim, 2)
+            parties.nodes[victim].agree("0", parties.said(victim, survivors))
+            turn.survivors = survivors
+            agreed = {victim: Agreed(""), 2: Agreed(turn.tags(turn.agreement(2))[str(victim)])}
+            shares[victim] = parties.nodes[victim].unmask("0", {}, agreed)
         mine = parties.nodes[2]._turns["0"].held
-        seed = masks._joined({1: masks._bytes(shares[1]["1"]), 2: mine[1][:16]})
-        secret = masks._joined({0: masks._bytes(shares[0]["1"]), 2: mine[1][16:]})
+        seed = masks._joined({1: masks._bytes(shares[1]["1"]), 2: mine[1][0]})
+        secret = masks._private(masks._joined({0: masks._bytes(shares[0]["1"]), 2: mine[1][1]}))
         result = masks.unpacked(masked[1], 32) - masks._stream(masks._derived(seed, "own 0"), 5, 32)
         for other in (0, 2):
             result -= masks._pair(1, other, secret, parties.offers[other].public, "0", 5, 32)
@@ -279,10 +364,10 @@ def test_one_of_three_nodes_works_with_the_server():
 # ---- sums in which a node would be alone
 
 
-def agreed_by(parties: Parties, survivors: Sequence[int]) -> dict[int, masks.Agreed]:
-    """What the nodes say of a sum that all of them have masked."""
+def said_by(parties: Parties, k: int) -> dict[int, Statement]:
+    """What the nodes state to node ``k`` of a sum that all of them have masked."""
     parties.masked(parties.offers)
-    return {k: parties.nodes[k].agree("0", survivors) for k in survivors}
+    return parties.said(k, parties.offers)
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
@@ -294,11 +379,12 @@ def test_others_that_are_silent(nodes, threshold, silent, others, bits):
     """An attack that worked: others that are made to add nothing (no step, a huge clip) leave one node's own sum."""
     parties = Parties(nodes, threshold, bits, others={0: others})
     parties.sums[silent] = 2**bits if bits < 32 else 0  # both are zero in a sum of so many bits
-    agreed = agreed_by(parties, range(nodes))
-    assert [k for k, each in agreed.items() if not each.adds] == silent
-    for node in parties.nodes:  # also those with nothing: as many as have to stay would reveal the other's
+    assert [k for k, each in said_by(parties, 0).items() if not each.adds] == silent
+    for k, node in enumerate(
+        parties.nodes
+    ):  # also those with nothing: as many as have to stay would reveal the other's
         with pytest.raises(fedax.NodeError, match=rf"{nodes - len(silent)} of .* not zero, and {others + 1} .*secure"):
-            node.unmask("0", agreed)
+            node.unmask("0", said_by(parties, k), {})
 
 
 def test_a_node_that_is_silent():
@@ -312,57 +398,71 @@ def test_a_node_that_is_silent():
 def test_nobody_adds_only_if_all_say_so():
     parties = Parties(3, 2)
     parties.sums[[1, 2]] = 0
-    agreed = agreed_by(parties, range(3))
-    for k in (1, 2):  # the first one's signature, by which they would know, is kept from them
-        with pytest.raises(fedax.NodeError, match="0 of 3 nodes have signed"):
-            parties.nodes[k].unmask("0", {j: agreed[j] for j in (1, 2)})
+    for k in (1, 2):  # the first one's statement, by which they would know, is kept from them
+        said = {j: each for j, each in said_by(parties, k).items() if j}
+        with pytest.raises(fedax.NodeError, match="has not agreed whose sums are added"):
+            parties.nodes[k].unmask("0", said, {})
+        parties.nodes[k].agree("0", said)  # of the two alone it is zero
 
 
 def test_statements_that_are_forged():
     parties = Parties(3, 3)
     parties.sums[[1, 2]] = 0
-    node, agreed = parties.nodes[0], agreed_by(parties, range(3))
-    told = {k: [*each] for k, each in agreed.items()}  # as JSON has them
-    # Another value; the signature of another node; of another exchange of the same nodes, in which node 1 did add.
+    node, said = parties.nodes[0], said_by(parties, 0)
+    # Another value; the tag of another node; one for another node; of another exchange of the same nodes, in which node
+    # 1 did add.
     older = Parties(3, 3)
-    replayed = agreed_by(older, range(3))[1]
-    for wrong in ([told[1][0], True], [told[0][0], True], [replayed.signature, True]):
-        with pytest.raises(fedax.NodeError, match=r"'n1' .*is not signed by it"):
-            node.unmask("0", told | {1: wrong})
-    for wrong in (None, "ab", [told[1][0]], [told[1][0], 1], [None, True], [*told[1], True]):
+    replayed, for_another = said_by(older, 0)[1], parties.said(2, [1])[1]
+    for wrong in (said[1]._replace(adds=True), said[1]._replace(tags=said[2].tags), for_another, replayed):
+        with pytest.raises(fedax.NodeError, match=r"'n1' is said to have sent is not from it"):
+            node.unmask("0", said | {1: wrong}, {})
+    fine = json.loads(json.dumps(said[1]))
+    assert Statement.of(fine) == said[1]
+    wrong_tags = ({"0": "é"}, {"0": "AAAA"}, None)
+    wrong_parts = (None, [1, float("nan"), 0.5], [0, 0.5, 0.5])
+    for wrong in (None, "ab", fine[:3], [*fine, True], [*fine[:2], 1, fine[3]], [None, *fine[1:]],
+                  *([*fine[:3], each] for each in wrong_tags),
+                  *([fine[0], each, *fine[2:]] for each in wrong_parts)):  # fmt: skip
+        with pytest.raises(fedax.NodeError, match="is no statement"):
+            Statement.of(wrong)
+    for wrong in (None, "ab", [], [7], ["é"], ["", ""]):
         with pytest.raises(fedax.NodeError, match="is no agreement"):
-            node.unmask("0", told | {1: wrong})
-    for less in ({}, {0: told[0], 1: told[1]}):
-        with pytest.raises(fedax.NodeError, match=f"{len(less)} nodes have agreed .* 3 have to"):
-            node.unmask("0", less)
+            Agreed.of(wrong)
+    for less in ({}, {0: said[0], 1: said[1]}):
+        with pytest.raises(fedax.NodeError, match="has not agreed whose sums are added"):
+            node.unmask("0", less, {})
 
 
 def test_an_agreement_of_an_exchange_that_was_begun_anew():
     """Its name and its question are the same, and node 1 was started again: what it said before is of other masks."""
     parties = Parties(3, 3)
-    before = agreed_by(parties, range(3))[1]
+    before = said_by(parties, 0)[1]
     parties.nodes = [Masks(node._key, node._roster, 0) for node in parties.nodes]
     assert [node.public[:2] for node in parties.nodes] == [key[:2] for key in parties.keys]
-    parties.offers = {k: node.offer("0", k, parties.keys, 3, "?", PART) for k, node in enumerate(parties.nodes)}
+    parties.offers = {k: node.offer("0", k, parties.keys, 3) for k, node in enumerate(parties.nodes)}
     parties.sums[1] = 0
-    agreed = agreed_by(parties, range(3))
-    assert (before.adds, agreed[1].adds) == (True, False)
-    with pytest.raises(fedax.NodeError, match=r"'n1' .*is not signed by it"):
-        parties.nodes[0].unmask("0", agreed | {1: before})
+    said = said_by(parties, 0)
+    assert (before.adds, said[1].adds) == (True, False)
+    with pytest.raises(fedax.NodeError, match=r"'n1' is said to have sent is not from it"):
+        parties.nodes[0].unmask("0", said | {1: before}, {})
 
 
 def test_a_node_says_one_thing():
-    """It masks one sum in an exchange, and signs once."""
+    """It masks one sum in an exchange, and states one thing."""
     parties = Parties(3, 2)
     parties.sums[1] = 0
-    node, agreed = parties.nodes[1], agreed_by(parties, range(3))
+    parties.masked(range(3))
+    node, said = parties.nodes[1], parties.nodes[1].stated("0")
     for sums in (parties.sums[0], parties.sums[0] + np.uint32(1)):
         with pytest.raises(fedax.NodeError, match="other numbers were masked"):
             node.masked("0", sums, 32, parties.told(1), "?", PART)
     with pytest.raises(fedax.NodeError, match="other numbers were masked"):
         node.masked("0", parties.sums[1], 32, {k: each for k, each in parties.told(1).items() if k}, "?", PART)
+    for question, part in (("!", PART), ("?", PART._replace(weight=0.1))):
+        with pytest.raises(fedax.NodeError, match="other numbers were masked"):
+            node.masked("0", parties.sums[1], 32, parties.told(1), question, part)
     node.masked("0", parties.sums[1], 32, parties.told(1), "?", PART)  # the same again
-    assert node.agree("0", [2, 1, 0]) == agreed[1] and not agreed[1].adds
+    assert node.stated("0") == said and said is not None and not said.adds
 
 
 def test_nodes_that_saw_different_offers_do_not_agree():
@@ -370,15 +470,15 @@ def test_nodes_that_saw_different_offers_do_not_agree():
     for k in range(4):
         told = {j: each for j, each in parties.told(k).items() if k == 3 or j != 3}
         parties.nodes[k].masked("0", parties.sums[k], 32, told, "?", PART)
-    agreed = {k: parties.nodes[k].agree("0", [0, 1, 2]) for k in range(3)}
-    parties.nodes[0].unmask("0", agreed)
+    agreed = parties.agreed([0, 1, 2], range(3))
+    parties.nodes[0].unmask("0", {}, agreed[0])
     parties = Parties(4, 3)
     for k in range(3):
         told = {j: each for j, each in parties.told(k).items() if k == 2 or j != 3}
         parties.nodes[k].masked("0", parties.sums[k], 32, told, "?", PART)
-    agreed = {k: parties.nodes[k].agree("0", [0, 1, 2]) for k in range(3)}
-    with pytest.raises(fedax.NodeError, match=r"'n2' .*is not signed by it"):
-        parties.nodes[0].unmask("0", agreed)
+    for give in (parties.nodes[0].agree, lambda name, said: parties.nodes[0].unmask(name, said, {})):
+        with pytest.raises(fedax.NodeError, match=r"'n2' is said to have sent is not from it"):
+            give("0", parties.said(0, range(3)))
 
 
 @pytest.mark.parametrize(
@@ -388,17 +488,17 @@ def test_the_others_keep_to_the_rules_of_a_node(rules, text):
     """The first one's owner does not want it in a sum over four of five; without it, three would have unmasked that."""
     parties = Parties(5, 3, **rules)
     parties.masked(range(5))
-    for node in parties.nodes[:4]:
+    for k, node in enumerate(parties.nodes[:4]):
         with pytest.raises(fedax.NodeError, match=f"'n0' .*{text}"):
-            node.agree("0", range(4))
+            node.agree("0", parties.said(k, range(4)))
     fine = Parties(5, 3, **rules)
     assert fine.total(fine.masked(range(5)), range(5)).tolist() == fine.expected(range(5)).tolist()
 
 
 @pytest.mark.parametrize("share", [None, 7, "é", "A", "not in base64"])
 def test_a_share_that_is_none(share):
-    with pytest.raises(fedax.NodeError, match=r"no offer .*6: "):
-        ReceivedShares.of([*Parties(3, 2).told(0)[1][:6], share])
+    with pytest.raises(fedax.NodeError, match=r"no offer .*3: 0: "):
+        Offer.of([*Parties(3, 2).told(0)[1][:3], {"0": share}])
 
 
 @pytest.mark.parametrize("key", [None, "abc", {}, {"public": "AAAA"}, {"public": 7}, {"name": None}, {"more": ""}])
@@ -410,15 +510,11 @@ def test_a_key_that_is_none(key):
 
 
 def test_rules_that_a_node_refuses():
-    parties = Parties(3, 2)
-    fine = parties.told(0)
-    with pytest.raises(fedax.NodeError, match=r"'n1' .*is not signed by it"):
-        wrong = fine | {1: fine[1]._replace(rules=masks.Rules(1, 1.0))}
-        parties.nodes[0].masked("0", parties.sums[0], 32, wrong, "?", PART)
+    fine = Parties(3, 2).told(0)
     for rules in (None, [], [0, 0.9], [1.0, 0.9], [True, 0.9], [1, 0], [1, 1.1], [1, float("nan")], [1, 0.5, 1]):
         with pytest.raises(fedax.NodeError, match="no offer"):
-            ReceivedShares.of([*fine[1][:3], rules, *fine[1][4:]])
-    assert ReceivedShares.of([*fine[1][:3], [2, 1], *fine[1][4:]]).rules == masks.Rules(2, 1.0)
+            Offer.of([*fine[1][:2], rules, fine[1].shares])
+    assert Offer.of([*fine[1][:2], [2, 1], fine[1].shares]).rules == masks.Rules(2, 1.0)
 
 
 # ---- figures

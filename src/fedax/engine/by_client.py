@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -113,11 +114,15 @@ def figures(task: Task, params: Tree, data: FederatedData, models: Tree = None) 
 
 
 def each_example(task: Task, params: Tree, data: Tree) -> dict[str, np.ndarray]:
-    """The loss and the metrics of each example, by name, [n]; ``data``: a pytree, or examples of clients, in turn."""
+    """The loss and the metrics of each example, by name, [n].
+
+    Args:
+        task, params: as of :func:`figures`.
+        data: a pytree, or examples of clients, in turn.
+    """
     examples = data.examples if isinstance(data, FederatedData) else data
-    x = start(task.trained, params, 0, Shared())[1].tree
     n = len(jax.tree.leaves(examples)[0])
-    blocks = _blocks(task.trained, x, examples, range(n), _width(task.trained, x, examples))
+    blocks = _blocks(task.trained, params, examples, range(n), _width(task.trained, params, examples))
     return _together(list(blocks)).values
 
 
@@ -181,12 +186,20 @@ def _cut(results: ExampleResults, rows: slice) -> ExampleResults:
     return ExampleResults(values, None if results.outputs is None else results.outputs[rows])
 
 
+_widths: weakref.WeakKeyDictionary[Task, dict[Unknown, int]] = weakref.WeakKeyDictionary()
+
+
 def _width(task: Task, params: Tree, examples: Tree) -> int:
     """How many examples are evaluated at a time."""
     kind = jax.dtypes.canonicalize_dtype  # as JAX would have it, without a warning
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), kind(leaf.dtype)), examples)
     evaluated = functools.partial(_of_batch, params, task.frozen, task=task)
-    return at_a_time(evaluated, examples, jax.tree.leaves(jax.eval_shape(evaluated, two)))
+    leaves, structure = jax.tree.flatten((params, two))
+    form = len(jax.tree.leaves(examples)[0]), structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
+    known = _widths.setdefault(task, {})
+    if form not in known:  # it is traced
+        known[form] = at_a_time(evaluated, examples, jax.tree.leaves(jax.eval_shape(evaluated, two)))
+    return known[form]
 
 
 def at_a_time(f: Callable[[Tree], Tree], examples: Tree, more: Sequence[Array] = ()) -> int:
@@ -207,7 +220,8 @@ def _blocks(task: Task, params: Tree, examples: Tree, rows: range, width: int) -
     for first in range(rows.start, rows.stop, width):
         last = min(first + width, rows.stop)
         indices = np.minimum(np.arange(first, first + width), last - 1)
-        batch = jax.tree.map(lambda leaf, indices=indices: np.asarray(leaf)[indices], examples)
+        whole = width == len(jax.tree.leaves(examples)[0])
+        batch = examples if whole else jax.tree.map(lambda leaf, at=indices: np.asarray(leaf)[at], examples)
         padded = _of_block(params, task.frozen, batch, task=task)
         results = jax.tree.map(lambda leaf, n=last - first: np.asarray(leaf)[:n], padded)
         yield ExampleResults(results["values"], results.get("outputs"))

@@ -57,7 +57,7 @@ def start(task: Task, params: Tree, seed: int, shared: Shared) -> tuple[Array, V
 
 
 def _initial_model(task: Task, params: Tree, key: Array) -> Vector:
-    expected = jax.eval_shape(task.init, key)
+    expected = _drawn.form(key, task=task)
     if params is None:
         x = _drawn(key, task)
         if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(x)):

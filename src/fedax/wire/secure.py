@@ -64,8 +64,8 @@ class SecureSum(Settings):
 
     def of(self, round_: Round, clip: Number = None) -> "FixedPoint":
         """The fixed-point format of a round; ``clip``: that of ``privacy``."""
-        largest = jnp.stack([jnp.max(round_.weights), jnp.max(round_.data_weights)])
-        clip = jnp.asarray(self.clip if clip is None else clip, largest.dtype)
+        largest = round_.weights.max(), round_.data_weights.max()  # of NumPy's arrays without a program of JAX
+        clip = jnp.asarray(self.clip if clip is None else clip, largest[0].dtype)
         return FixedPoint(clip, largest, round_.weights.shape[0], self.bits)
 
     def check(self, places: int, size: int) -> None:
@@ -106,12 +106,12 @@ class FixedPoint(eqx.Module):
 
     Args:
         clip: the longest norm of an upload.
-        largest: [2] the largest ω, and the largest p, of the round.
+        largest: the largest ω, and the largest p, of the round.
         places: S, the most clients of the round.
         bits: of the sum, its sign included.
 
     Example:
-        >>> fixed = FixedPoint(2.0, jnp.array([0.5, 0.5]), places=2, bits=16)
+        >>> fixed = FixedPoint(2.0, (jnp.float32(0.5),) * 2, places=2, bits=16)
         >>> each = [fixed.integers({"w": jnp.array(v)}, 0.5, 0.5) for v in ([0.5, 1.0], [-0.25, jnp.nan])]
         >>> total = jax.tree.map(jnp.add, *each)
         >>> total["w"].value.tolist(), fixed.numbers(total)["w"].round(3).tolist()
@@ -119,7 +119,7 @@ class FixedPoint(eqx.Module):
     """
 
     clip: Array
-    largest: Array
+    largest: tuple[Array, Array]
     places: int = eqx.field(static=True)
     bits: int = eqx.field(static=True)
 

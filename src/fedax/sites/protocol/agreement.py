@@ -38,6 +38,7 @@ from fedax.federation.participation import Cohort, Full, Participation
 from fedax.federation.work import Steps
 from fedax.metrics.base import Metric
 from fedax.numbers import check_number
+from fedax.programs import compiled
 from fedax.sites.protocol import masks
 from fedax.sites.protocol.messages import arrays_of
 from fedax.tasks.task import Task
@@ -318,10 +319,15 @@ def figures_form(job: Job, parts: Iterable[str]) -> dict[str, Tree]:
     """
     task, examples = job.plan.task, job.census.examples(1)
     real = jax.ShapeDtypeStruct((), np.asarray(job.fed.weights).dtype)
-    found = jax.eval_shape(lambda x, examples: held_out(task, x, examples, None), job.x, examples)
+    found = _held_out.form(job.x, examples, task=task)
     labels = labels_of(task, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), examples))
     of_part = {"figures": found, "labels": labels}
     return {"train": [real, job.x.tree] if job.evaluation.grad_norm else [real]} | dict.fromkeys(parts, of_part)
+
+
+@compiled(static=["task"])
+def _held_out(x: Tree, examples: Tree, *, task: Task) -> Tree:
+    return held_out(task, x, examples, None)
 
 
 def check_figures(job: Job) -> None:

@@ -3,7 +3,8 @@
 A server that requests one exchange of a run for two cohorts, or two sums for one model, learns more from the difference
 than from either. One that asks for a noisy figure again and again, each time a little differently,
 averages the noise away. So a node records its answers in all runs in a file that is only appended to. A line is on the
-disk before the answer leaves; an answer without a line does not leave.
+disk before the answer leaves; an answer without a line does not leave. Lines of answers that leave together are brought
+to the disk together.
 """
 
 import contextlib
@@ -63,15 +64,19 @@ class Answered:
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.path = pathlib.Path(folder) / FILE
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            print(f"{self.path}: its last line was not written whole, and its answer has not left; it is removed")
+            os.truncate(self.path, len(whole))
+        self._read(whole)
+
+    def _read(self, content: bytes) -> None:
         self._known: dict[str, str] = {}
         self._shares: dict[str, list[Share]] = {}
         self.total, self.days, self.loss, self.tail = 0, {}, 0.0, 0.0  # type: int, dict[str, int], float, float
-        content = self.path.read_bytes() if self.path.exists() else b""
-        self._size = content.rfind(b"\n") + 1  # bytes of the whole lines
-        if self._size < len(content):
-            print(f"{self.path}: its last line was not written whole, and its answer has not left; it is removed")
-            os.truncate(self.path, self._size)
-        for number, line in enumerate(content[: self._size].splitlines(), 1):
+        self._size = self._safe = len(content)  # bytes of the lines, and of those that are on the disk for certain
+        for number, line in enumerate(content.splitlines(), 1):
             try:
                 self._count(json.loads(line))
             except (ValueError, TypeError, LookupError) as error:
@@ -119,7 +124,7 @@ class Answered:
         counts: bool = True,
         shares: Sequence[Share] = (),
     ) -> None:
-        """Record that a question is answered; one that was answered before changes nothing.
+        """Record that a question is answered; one that was answered before changes nothing. :meth:`sync` comes next.
 
         Args:
             name: the name of something that is answered once; for questions that may be asked in many ways, the digest.
@@ -151,14 +156,30 @@ class Answered:
             with self.path.open("ab") as file:
                 file.truncate(self._size)  # what an earlier attempt left of its line is removed
                 file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.truncate(self.path, self._size)
             raise Refusal(Rule.DISK) from error
         self._size += len(text)
         self._count(json.loads(text))
+
+    def sync(self) -> None:
+        """Bring the new lines to the disk, before their answers leave.
+
+        Raises:
+            Refusal: that failed; the questions count as not answered.
+        """
+        if self._safe == self._size:
+            return
+        try:
+            with self.path.open("ab") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, self._safe)
+            self._read(self.path.read_bytes()[: self._safe])
+            raise Refusal(Rule.DISK) from error
+        self._safe = self._size
 
 
 def counted(folder: str | os.PathLike[str], day: str) -> tuple[int, int]:

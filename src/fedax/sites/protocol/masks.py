@@ -5,40 +5,58 @@ node, a share of b_i and one of s_i. Its sum x_i, whole numbers modulo 2^bits, t
 
     y_i = x_i + PRG(b_i) + Σ_{j > i} PRG(k_ij) − Σ_{j < i} PRG(k_ij),   k_ij of s_i and S_j, or of s_j and S_i.
 
-When it is known whose y_i came, the nodes give their shares of b_i of those, and of s_i of the others whose masks are
-in the sum. A node gives one of the two of each node, once, and none where fewer than ``threshold`` are to be summed. So
-the server learns the sum over those nodes, and no more.
+With y_i each node states to each other one what it has answered: which question about which model and job, over which
+offers, with which weight. A node gives its shares when all whose y_i are to be summed have stated the same as it, and
+where no weight outdoes the others: of b_i of those, and of s_i of the others whose masks are in the sum. It gives one
+of the two of each node, once, and none where fewer than ``threshold`` are to be summed. So the server learns the sum
+over those nodes, and no more. Before that it has only y_i, which are uniformly random without shares.
 
-The server and the link are not trusted. Each node signs its keys, with those by which the nodes know one another
-(:mod:`fedax.sites.protocol.roster`), and with them what is asked of it: of which exchange, of which model and job, over
-which nodes, with which weight. It masks a sum with those alone that have signed the same, and where its own weight does
-not outdo theirs. Before shares are given, the nodes sign whose y_i are summed, and each looks at the others' signatures
-(the round of consistency). With n nodes, of which c work with the server, 2 ``threshold`` > n + c: two different sets
-of nodes cannot both have ``threshold`` signatures, nor both kinds of shares of one node.
+The server and the link are not trusted. Each node signs its key C_i, with that by which the nodes know one another
+(:mod:`fedax.sites.protocol.roster`). What it says in an exchange has a tag for each other node instead of a signature,
+HMAC-SHA256 by a key that C_i and C_j agree on: only the two can make it, and it counts for the one alone that checks
+it. The tag of an offer is that of its encrypted share (AES-GCM).
 
-A server that makes the others add nothing would see one node's own sum. So each node also signs whether it adds: if
-any number of its x_i is not zero. No node gives shares unless so many have signed it that each has as many others as
-its owner wants. Nodes that add nothing keep to that too: with ``threshold`` of them the server could unmask the one
-that adds. Where all nodes whose y_i are summed have signed that they add nothing, the sum is zero, and shares are
-given. For the same reason each node signs its owner's rules with its offer, and all nodes keep to all of them.
+**Whose sums are added.** Let c of n nodes work with the server, and 2 ``threshold`` > n + c, which a node checks. Then
+of one exchange the server gets the sum over one set of nodes, and of no node both kinds of shares:
+
+- Where all whose offers are in the sum have answered, their statements are enough (set U). They are about the same
+  offers. Two sets of offers have at least ``threshold`` nodes each, and an honest node states one: they would need
+  2 ``threshold`` − c > n nodes.
+- Where some are gone, the others agree on the set V that is left, each on one, and ``threshold`` tags of the same set
+  are needed (the round of consistency). Two sets would have an honest node in common.
+- A node gives shares for U or for V, not for both, and keeps to a set that it has agreed to. To unmask needs shares of
+  ``threshold`` nodes, so that not both can be had; nor both b_j and s_j of a node that is in U and not in V.
+
+**Offers ahead.** An offer is not about a question, so that a node makes that of the next exchange with the shares of
+this one. Its secrets are as fresh, are used for one message, and are gone with the process: the server then asks for
+new ones. What is asked is bound by the statements, which no share precedes: a server that shows two nodes two models
+gets two masked numbers, and no shares.
+
+A server that makes the others add nothing would see one node's own sum. So each node also states whether it adds: if
+any number of its x_i is not zero. No node gives shares unless each has as many others that add as its owner wants.
+Nodes that add nothing keep to that too: with ``threshold`` of them the server could unmask the one that adds. Where all
+nodes whose y_i are summed add nothing, the sum is zero, and shares are given. For the same reason each node offers its
+owner's rules, and all nodes keep to all of them.
 
 That does not hold off a server that knows an x_i although it is not zero: because each update reaches the clip, because
 it is a count of examples, or from nodes that work with it. Nor one for whom others' x_i are zero but for a few numbers.
 And the server sees of each node whether it adds.
 
 Keys are X25519's, derived ones HKDF-SHA256's, PRG is AES-256-CTR, shares are encrypted by AES-256-GCM: of the package
-``cryptography``. Shares are Shamir's, of the package ``pycryptodome``. Both come with ``fedax[deploy]``.
+``cryptography``, which comes with ``fedax[deploy]``. Shares are Shamir's, modulo a prime.
 """
 
 import base64
 import dataclasses
 import functools
 import hashlib
+import hmac
 import json
 import math
+import operator
 import secrets
-from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -49,11 +67,14 @@ from fedax.errors import ConfigError, NodeError
 from fedax.sites.protocol.roster import Roster
 from fedax.wire.secure import most
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 Form = TypeVar("Form", bound=NamedTuple)
-_SEED = 16  # bytes of b_i; Shamir's shares are of so many
-_KEY = 32  # bytes of s_i
+_SEED, _KEY = 16, 32  # bytes of b_i and s_i
+_PRIMES = {_SEED: 2**130 - 5, _KEY: 2**256 + 297}  # by the size of what is shared; shares have a byte more
 _NONCE = 12
-_TURNS = 256  # the most sums under way whose secrets a node keeps: runs side by side have two each
+_TURNS = 256  # the most sums under way whose secrets a node keeps: runs side by side have four each
 _FIGURE = 2.0**30  # whole numbers in a figure of 1
 
 
@@ -64,7 +85,6 @@ def require() -> None:
         ConfigError: one is not.
     """
     try:
-        import Crypto.Protocol.SecretSharing  # noqa: F401
         import cryptography.hazmat.primitives.asymmetric.x25519  # noqa: F401
     except ImportError as error:
         raise ConfigError("secure", error.name, "masks need this package: pip install 'fedax[deploy]'") from None
@@ -156,6 +176,10 @@ class Key(NamedTuple):
         return f"fedax secure aggregation: the key of {self.name} is {self.public}".encode()
 
 
+def _for(position: int, entries: Mapping[str, str]) -> dict[str, str]:
+    return {key: each for key, each in entries.items() if key == str(position)}
+
+
 class MaskedPart(NamedTuple):
     """A node's part in a sum.
 
@@ -183,88 +207,71 @@ class Rules(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a node sends before an exchange.
+    """What a node offers for an exchange.
 
     Attributes:
         public: S_i.
         seal: a digest of b_i, by which the server checks that it was put together correctly.
-        part: the node's part in the sum.
         rules: of the node's owner.
-        signature: the node's signature of all that, and of the question.
         shares: for each other node, by its position, its shares of b_i and s_i, encrypted.
     """
 
     public: _File32
     seal: _File32
-    part: MaskedPart
     rules: Rules
-    signature: _File
     shares: dict[str, _File]
 
-    def to(self, position: int) -> "ReceivedShares":
-        """The form in which another node receives it."""
-        return ReceivedShares(*self[:5], _digest(self.shares), self.shares.get(str(position), ""))
+    def to(self, position: int) -> "Offer":
+        """What one of the other nodes receives of it."""
+        return self._replace(shares=_for(position, self.shares))
 
     @classmethod
-    def of(cls, given: Unknown, position: int, nodes: int) -> "Offer":
+    def of(cls, given: Unknown) -> "Offer":
         """An offer that came as JSON.
 
         Raises:
-            NodeError: it is none of node ``position`` of so many.
-        """
-        what = "what came as the offer of a node is no offer"
-        offer = _read(cls, given, what)
-        if offer.shares.keys() != {str(k) for k in range(nodes) if k != position}:
-            raise NodeError(f"{what} (it has not the shares for the other nodes)")
-        return offer
-
-
-class ReceivedShares(NamedTuple):
-    """The offer of another node, or of its own, as a node receives it.
-
-    Attributes:
-        public: S_j.
-        seal: of b_j.
-        part: node j's part in the sum.
-        rules: of node j's owner.
-        signature: of node j.
-        shares: the digest of all its shares.
-        share: encrypted, for this node.
-    """
-
-    public: _File32
-    seal: _File32
-    part: MaskedPart
-    rules: Rules
-    signature: str
-    shares: str
-    share: _File
-
-    @classmethod
-    def of(cls, given: Unknown) -> "ReceivedShares":
-        """A received offer that came as JSON.
-
-        Raises:
-            NodeError: it is not of this form.
+            NodeError: it is none.
         """
         return _read(cls, given, "what came as the offer of a node is no offer")
 
     def text(self, context: str, position: int) -> bytes:
-        """The bytes that are signed."""
-        signed = [context, position, self.public, self.seal, self.part, self.rules, self.shares]
-        return f"fedax secure aggregation: offer {json.dumps(signed)}".encode()
+        """The bytes by which a share is authentic, and with it the rest."""
+        return f"fedax secure aggregation: offer {json.dumps([context, position, *self[:3]])}".encode()
+
+
+class Statement(NamedTuple):
+    """What a node states with its y_i.
+
+    Attributes:
+        question: a digest of what was asked.
+        part: the node's part in the sum.
+        adds: whether a number that it adds is not zero modulo 2^bits.
+        tags: of all that and of the offers in the sum, for each other node, by its position.
+    """
+
+    question: str
+    part: MaskedPart
+    adds: bool
+    tags: dict[str, _File32]
+
+    def to(self, position: int) -> "Statement":
+        """What one of the other nodes receives of it."""
+        return self._replace(tags=_for(position, self.tags))
+
+    @classmethod
+    def of(cls, given: Unknown) -> "Statement":
+        """A statement that came as JSON.
+
+        Raises:
+            NodeError: it is none.
+        """
+        return _read(cls, given, "what a node is said to state is no statement")
 
 
 class Agreed(NamedTuple):
-    """What a node says of the sum in which it is.
+    """What shows to one node that another one agrees to a set of nodes."""
 
-    Attributes:
-        signature: of the exchange, of the offers and nodes of the sum, and of ``adds``.
-        adds: whether a number that it adds is not zero modulo 2^bits.
-    """
-
-    signature: str
-    adds: bool
+    tag: _File
 
     @classmethod
     def of(cls, given: Unknown) -> "Agreed":
@@ -285,38 +292,64 @@ class _ExchangeSecrets:
 
     Attributes:
         name, position, keys, threshold: as of :meth:`Masks.offer`.
-        context: a digest of what all nodes of the exchange share.
+        between: what the node's C_i and that of each other node agree on, by position.
         seed, secret: b_i and s_i.
         offer: of this node.
         held: the shares of all nodes' secrets that this node holds, by position.
         asked, answer: the digest of the one message whose answer was masked, and the answer.
         offers: of the nodes whose masks are in the sum.
         sent: the digest of the one y_i.
-        adds: as of :class:`Agreed`.
-        survivors, agreed: the one agreement of this node.
+        said: what the node states with it.
+        survivors, parts: whose sums are added, the one set to which this node keeps; and their parts.
     """
 
     name: str
     position: int
     keys: Sequence[Key]
     threshold: int
-    context: str
+    between: Mapping[int, bytes]
     seed: bytes
-    secret: bytes
+    secret: "X25519PrivateKey"
     offer: Offer
-    held: dict[int, bytes]
+    held: dict[int, tuple[bytes, bytes]]
     asked: str | None = None
     answer: Unknown = None
-    offers: Mapping[int, ReceivedShares] = dataclasses.field(default_factory=dict)
+    offers: Mapping[int, Offer] = dataclasses.field(default_factory=dict)
     sent: str | None = None
-    adds: bool = False
+    said: Statement | None = None
     survivors: tuple[int, ...] = ()
-    agreed: Agreed | None = None
+    parts: Mapping[int, MaskedPart] = dataclasses.field(default_factory=dict)
 
-    def agreement(self, survivors: Sequence[int], adds: bool) -> bytes:
-        """The bytes that nodes sign when they agree whose sums are added; offers are of this exchange alone."""
-        offers = _digest([offer.text(self.context, k).decode() for k, offer in sorted(self.offers.items())])
-        return f"fedax secure aggregation: agreed {json.dumps([offers, list(survivors), adds])}".encode()
+    @functools.cached_property
+    def context(self) -> str:
+        """A digest of what all nodes of the exchange share."""
+        return _digest([self.name, [[key.name, key.public] for key in self.keys], self.threshold])
+
+    def key(self, purpose: str, sender: int, receiver: int) -> bytes:
+        """The key for what one node sends to another, of which this is one."""
+        other = receiver if sender == self.position else sender
+        return _derived(self.between[other], f"{purpose} {self.name} {sender} {receiver}")
+
+    def tag(self, text: bytes, sender: int, receiver: int) -> str:
+        """What shows that one node has sent a text to another."""
+        return _text(hmac.digest(self.key("tags", sender, receiver), text, "sha256"))
+
+    def tags(self, text: bytes) -> dict[str, str]:
+        """Those of this node for each other one whose offer is in the sum."""
+        return {str(k): self.tag(text, self.position, k) for k in self.offers if k != self.position}
+
+    @functools.cached_property
+    def _offered(self) -> str:
+        """A digest of the offers in the sum; when it is first needed, they are final."""
+        return _digest([offer.text(self.context, k).decode() for k, offer in sorted(self.offers.items())])
+
+    def stated(self, sender: int, said: Statement) -> bytes:
+        """The bytes of a statement: offers are of this exchange alone."""
+        return f"fedax secure aggregation: stated {json.dumps([self._offered, sender, *said[:3]])}".encode()
+
+    def agreement(self, sender: int) -> bytes:
+        """The bytes by which nodes agree whose sums are added."""
+        return f"fedax secure aggregation: agreed {json.dumps([self._offered, sender, self.survivors])}".encode()
 
 
 class Masks:
@@ -333,26 +366,24 @@ class Masks:
     def __init__(self, key: bytes, roster: Roster, colluding: int = 1, share: float = 0.9, others: int = 1):
         self._key, self._roster, self._colluding, self._rules = key, roster, colluding, Rules(others, share)
         self._turns: dict[str, _ExchangeSecrets] = {}
-        self._checked: set[Key] = set()  # keys are the same in all exchanges of a run
+        self._checked: dict[str, tuple[Key, bytes]] = {}  # name -> key, and what it and this node's own agree on
 
     @property
     def public(self) -> Key:
         """The public key of this node, signed."""
-        bare = Key(self._roster.name, _text(_public(self._key)), "")
+        bare = Key(self._roster.name, _public(_private(self._key)), "")
         return bare._replace(signature=self._roster.signed(bare.text))
 
     def knows(self, name: str) -> bool:
         """Whether the secrets of an exchange are here; they are lost when the node is started again."""
         return name in self._turns
 
-    def parts(self, name: str, positions: Collection[int]) -> dict[str, float]:
-        """Some nodes of an exchange whose sum is masked -> their weights."""
+    def parts(self, name: str) -> dict[str, float]:
+        """The nodes whose sum is unmasked, or agreed on -> their weights."""
         turn = self._turns[name]
-        return {turn.keys[k].name: turn.offers[k].part.weight + turn.offers[k].part.data_weight for k in positions}
+        return {turn.keys[k].name: part.weight + part.data_weight for k, part in turn.parts.items()}
 
-    def offer(
-        self, name: str, position: int, keys: Sequence[Key], threshold: int, question: str, part: MaskedPart
-    ) -> Offer:
+    def offer(self, name: str, position: int, keys: Sequence[Key], threshold: int) -> Offer:
         """Draw the secrets of an exchange; a repeated call gives the same.
 
         Args:
@@ -360,16 +391,13 @@ class Masks:
             position: the position of this node among those that take part.
             keys: the keys of all of them.
             threshold: how many have to stay.
-            question: a digest of the question that all of them have in common.
-            part: this node's part in the sum.
 
         Raises:
-            NodeError: a node that is not in the roster; too few nodes, too low a threshold, or another question than
-                the first time.
+            NodeError: a node that is not in the roster; too few nodes, too low a threshold, or others than the first
+                time.
         """
-        context = _context(name, keys, threshold, question)
         if (known := self._turns.get(name)) is not None:
-            if (known.position, known.context, known.offer.part) != (position, context, part):
+            if (known.position, [*known.keys], known.threshold) != (position, [*keys], threshold):
                 raise NodeError("the masks of this exchange were asked for before, in another way")
             return known.offer
         if not 2 <= threshold <= len(keys) or 2 * threshold <= len(keys) + self._colluding:
@@ -377,25 +405,31 @@ class Masks:
                 f"{threshold} of {len(keys)} nodes are to stay, and of {self._colluding} that may work with the server "
                 f"(secure.colluding) more would have to: set run.secure.threshold"
             )
-        mine = self._roster.name, _text(_public(self._key))
+        own = _private(self._key)
+        mine = self._roster.name, _public(own)
         if not 0 <= position < len(keys) or keys[position][:2] != mine or len({key.name for key in keys}) < len(keys):
             raise NodeError("the keys of the nodes do not have this node's, once, or one of them twice")
-        for key in {*keys} - self._checked:
-            self._roster.check(key.name, key.text, key.signature)
-        self._checked = {*keys}
-        seed, secret = secrets.token_bytes(_SEED), secrets.token_bytes(_KEY)
-        shares = _split(threshold, len(keys), seed + secret)
-        sealed = {
-            str(k): _text(_encrypted(self._between(key.public, name, position, k), share, name))
-            for k, (key, share) in enumerate(zip(keys, shares, strict=True))
-            if k != position
-        }
-        bare = Offer(_text(_public(secret)), _seal(seed), part, self._rules, "", sealed)
-        offer = bare._replace(signature=self._roster.signed(bare.to(position).text(context, position)))
-        held = {position: shares[position]}
-        state = _ExchangeSecrets(name, position, keys, threshold, context, seed, secret, offer, held)
+        for key in keys:
+            if self._checked.get(key.name, (None,))[0] != key:
+                self._roster.check(key.name, key.text, key.signature)
+                self._checked[key.name] = key, _agreed(own, key.public)
+        between = {k: self._checked[key.name][1] for k, key in enumerate(keys)}
+        secret, seed = secrets.token_bytes(_KEY), secrets.token_bytes(_SEED)
+        shares = [*zip(_split(threshold, len(keys), seed), _split(threshold, len(keys), secret), strict=True)]
+        private = _private(secret)
+        bare, held = Offer(_public(private), _seal(seed), self._rules, {}), {position: shares[position]}
+        state = _ExchangeSecrets(name, position, keys, threshold, between, seed, private, bare, held)
+        text = bare.to(position).text(state.context, position)
+        for k, share in enumerate(shares):
+            if k != position:
+                bare.shares[str(k)] = _text(_encrypted(state.key("shares", position, k), b"".join(share), text))
         self._turns = dict(list(self._turns.items())[1 - _TURNS :]) | {name: state}
-        return offer
+        return bare
+
+    def following(self, name: str, ahead: str) -> Offer:
+        """The offer for another exchange over the nodes of this one."""
+        state = self._turns[name]
+        return self.offer(ahead, state.position, state.keys, state.threshold)
 
     def once(self, name: str, message: bytes) -> Unknown:
         """The answer that :meth:`keep` kept for the same message; ``None``: the message is new.
@@ -420,7 +454,7 @@ class Masks:
         name: str,
         sums: np.ndarray,
         bits: int,
-        offers: Mapping[int, ReceivedShares],
+        offers: Mapping[int, Offer],
         question: str,
         part: MaskedPart,
     ) -> np.ndarray:
@@ -431,114 +465,130 @@ class Masks:
             sums: x_i.
             bits: of the group.
             offers: of the nodes that are still there, this one among them, by position.
-            question: the question that x_i answers, as in :meth:`offer`.
+            question: a digest of the question that x_i answers, which all nodes have in common.
             part: the part of this node that x_i is.
 
         Raises:
-            NodeError: they are too few, or one has not signed what this one has, or one's weight is all there is;
-                something was not meant for this node in this exchange; x_i answers another question; something else
-                was masked in this exchange.
+            NodeError: they are too few; something was not meant for this node in this exchange, or is not from the
+                node that it is said to be from; something else was masked in this exchange.
         """
         state = self._turns[name]
         me = state.position
         if len(offers) < state.threshold or me not in offers or not {*offers} <= {*range(len(state.keys))}:
             raise NodeError(f"{len(offers)} nodes are left, and {state.threshold} have to stay")
-        if offers[me][:5] != state.offer.to(me)[:5]:
+        if offers[me][:3] != state.offer[:3]:
             raise NodeError("the masks that this node offered came back as others")
-        if (state.context, state.offer.part) != (_context(name, state.keys, state.threshold, question), part):
-            raise NodeError("another question is asked than the one for which the nodes have offered masks")
-        for k, offer in offers.items():
-            self._roster.check(state.keys[k].name, offer.text(state.context, k), offer.signature)
-        self._check_rules(state, offers, offers)
         held, sums = {me: state.held[me]}, sums.astype(_word(bits))
         result = sums + _stream(_derived(state.seed, f"own {name}"), sums.size, bits)
         for k in {*offers} - {me}:
-            key = self._between(state.keys[k].public, name, k, me)
-            held[k] = _decrypted(key, _bytes(offers[k].share), name)
-            if len(held[k]) != _SEED + _KEY:
-                raise NodeError("shares of another size than they have")
+            sealed, text = _bytes(offers[k].shares.get(str(me), "")), offers[k].text(state.context, k)
+            share = _decrypted(state.key("shares", k, me), sealed, text)
+            if share is None or len(share) != _SEED + _KEY + 2:
+                raise NodeError(
+                    f"what node {self._file(state, k)!r} is said to have offered is not from it, not meant for this "
+                    "node in this exchange, or was changed on its way"
+                )
+            held[k] = share[: _SEED + 1], share[_SEED + 1 :]
             result += _pair(me, k, state.secret, offers[k].public, name, sums.size, bits)
         file = packed(result, bits)
         # Two sums under one mask would reveal their difference.
-        if state.sent not in (None, digest := hashlib.sha256(file.tobytes()).hexdigest()):
+        digest = _digest([hashlib.sha256(file.tobytes()).hexdigest(), question, part])
+        if state.sent not in (None, digest):
             raise NodeError("other numbers were masked in this exchange before")
-        state.sent, state.offers, state.held, state.adds = digest, offers, held, bool(packed(sums, bits).any())
+        if state.said is None:
+            state.sent, state.offers, state.held = digest, offers, held
+            bare = Statement(question, part, bool(packed(sums, bits).any()), {})
+            state.said = bare._replace(tags=state.tags(state.stated(me, bare)))
         return file
 
-    def agree(self, name: str, survivors: Collection[int]) -> Agreed:
-        """Sign the set of nodes whose sums are added, and whether this node adds anything; once.
+    def stated(self, name: str) -> Statement | None:
+        """What this node states with its y_i; ``None``: it has masked nothing in this exchange."""
+        return self._turns[name].said
+
+    def agree(self, name: str, said: Mapping[int, Statement]) -> dict[str, str]:
+        """Agree to a set of nodes whose sums are added, where others are gone; once. Gives the tags for the others.
+
+        Args:
+            name: of the exchange.
+            said: what these nodes state.
 
         Raises:
-            NodeError: too few survived, or a node's share is too large; or it has signed another set before.
+            NodeError: they are too few, or have not stated what this node has; a rule of an owner is against it; or
+                this node keeps to another set.
         """
-        state, nodes = self._turns[name], tuple(sorted({*survivors}))
-        if state.agreed is not None and state.survivors != nodes:
+        state = self._turns[name]
+        self._keep_to(state, said)
+        return state.tags(state.agreement(state.position))
+
+    def unmask(self, name: str, said: Mapping[int, Statement], agreed: Mapping[int, Agreed]) -> dict[str, str]:
+        """For each node, by position, this node's share of b_k if that node's sum is added, else of s_k.
+
+        Args:
+            name: of the exchange.
+            said: as of :meth:`agree`, where all nodes answered whose masks are in the sum; else nothing.
+            agreed: nothing, or what :meth:`agree` gave for this node.
+
+        Raises:
+            NodeError: as there; or fewer than the threshold have agreed to the same set as this node.
+        """
+        state = self._turns[name]
+        if said.keys() == state.offers.keys() and said:
+            self._keep_to(state, said)
+        elif not state.survivors:
+            raise NodeError("this node has not agreed whose sums are added in this exchange")
+        elif len(agreed) < state.threshold or not {*agreed} <= {*state.survivors}:
+            raise NodeError(f"{len(agreed)} nodes have agreed whose sums are added, and {state.threshold} have to")
+        for k, each in agreed.items():
+            self._check(state, k, state.agreement(k), each.tag)
+        state.answer = None
+        return {str(k): _text(share[k not in state.survivors]) for k, share in sorted(state.held.items())}
+
+    def _keep_to(self, state: _ExchangeSecrets, said: Mapping[int, Statement]) -> None:
+        """Check what some nodes state, and keep to the sum over them; all nodes keep to the rules of all."""
+        nodes, own = tuple(sorted(said)), state.said
+        if state.survivors not in ((), nodes):
             raise NodeError("this node has agreed to the sum over another set of nodes in this exchange")
-        enough = max(len(survivors), state.threshold)
-        if len(nodes) < enough or not {state.position} <= {*nodes} <= state.held.keys():
+        if own is None:
+            raise NodeError("this node has not answered this exchange, and is to be among those that have")
+        if len(nodes) < state.threshold or not {state.position} <= {*nodes} <= state.held.keys():
             raise NodeError(
                 f"the sum over nodes {[*nodes]} is asked for, and at least {state.threshold} of {sorted(state.held)}, "
                 f"with {state.position} among them, may be summed"
             )
-        if state.sent is None:
-            raise NodeError("this node has not answered this exchange, and is to be among those that have")
-        self._check_rules(state, state.offers, nodes)
-        if state.agreed is None:
-            signature = self._roster.signed(state.agreement(nodes, state.adds))
-            state.survivors, state.agreed = nodes, Agreed(signature, state.adds)
-        return state.agreed
-
-    def unmask(self, name: str, agreed: Mapping[int, Unknown]) -> dict[str, str]:
-        """For each node, by position, this node's share of b_k if that node survived, else of s_k.
-
-        Args:
-            name: of the exchange.
-            agreed: what :meth:`agree` gave, or [signature, adds] of JSON, by position.
-
-        Raises:
-            NodeError: fewer than the threshold have agreed to the same set as this node, or too few of them add.
-        """
-        state = self._turns[name]
-        if state.agreed is None:
-            raise NodeError("this node has not agreed whose sums are added in this exchange")
-        if len(agreed) < state.threshold or not {*agreed} <= {*state.survivors}:
-            raise NodeError(f"{len(agreed)} nodes have agreed whose sums are added, and {state.threshold} have to")
-        said = {k: Agreed.of(each) for k, each in agreed.items()}
+        said = {**said, state.position: own}
         for k, each in said.items():
-            self._roster.check(state.keys[k].name, state.agreement(state.survivors, each.adds), each.signature)
-        said[state.position] = state.agreed
-        adding = sum(each.adds for each in said.values())
-        least = 1 + max(state.offers[k].rules.others for k in state.survivors)
-        if adding < least and (adding or len(said) < len(state.survivors)):
-            raise NodeError(
-                f"{adding} of {len(state.survivors)} nodes have signed that what they add is not zero, and {least} "
-                "have to, for a sum that hides each node (secure.nodes)"
-            )
-        state.answer = None
-        of_seed, of_secret = slice(_SEED), slice(_SEED, None)
-        which = {k: of_seed if k in state.survivors else of_secret for k in sorted(state.held)}
-        return {str(k): _text(state.held[k][part]) for k, part in which.items()}
-
-    def _check_rules(
-        self, state: _ExchangeSecrets, offers: Mapping[int, ReceivedShares], positions: Collection[int]
-    ) -> None:
-        """Refuse a sum over some nodes that is against the rules of one: all refuse it, as any of them could unmask."""
-        totals = [sum(each) for each in zip(*(offers[k].part for k in positions), strict=True)]
-        for k in positions:
-            rules, file = offers[k].rules, self._roster.names[state.keys[k].name]
-            if len(positions) <= rules.others:
+            self._check(state, k, state.stated(k, each), each.tags.get(str(state.position), ""))
+            if each.question != own.question:
+                raise NodeError(f"another question is asked of node {self._file(state, k)!r} than of this one")
+        totals = [sum(each) for each in zip(*(each.part for each in said.values()), strict=True)]
+        for k, each in said.items():
+            rules, file = state.offers[k].rules, self._file(state, k)
+            if len(nodes) <= rules.others:
                 raise NodeError(
-                    f"a secure sum over {len(positions)} nodes is asked for, and the owner of {file!r} wants "
+                    f"a secure sum over {len(nodes)} nodes is asked for, and the owner of {file!r} wants "
                     f"{rules.others} others in it (secure.nodes)"
                 )
-            if any(own > rules.share * whole for own, whole in zip(offers[k].part[1:], totals[1:], strict=True)):
+            if any(own > rules.share * whole for own, whole in zip(each.part[1:], totals[1:], strict=True)):
                 raise NodeError(
                     f"{file!r} would have more than {rules.share:g} of the weight of a secure sum (secure.share)"
                 )
+        adding, least = sum(each.adds for each in said.values()), 1 + max(state.offers[k].rules.others for k in nodes)
+        if 0 < adding < least:
+            raise NodeError(
+                f"{adding} of {len(nodes)} nodes state that what they add is not zero, and {least} have to, for a sum "
+                "that hides each node (secure.nodes)"
+            )
+        state.survivors, state.parts = nodes, {k: each.part for k, each in said.items()}
 
-    def _between(self, public: str, name: str, sender: int, receiver: int) -> bytes:
-        """The key for what one node sends to another; this node is one of the two, and ``public`` of the other."""
-        return _derived(_agreed(self._key, public), f"shares {name} {sender} {receiver}")
+    def _check(self, state: _ExchangeSecrets, sender: int, text: bytes, tag: str) -> None:
+        """Check that a node has sent a text to this one; its own needs no tag."""
+        me = state.position
+        if sender != me and not hmac.compare_digest(state.tag(text, sender, me).encode(), tag.encode()):
+            raise NodeError(f"what node {self._file(state, sender)!r} is said to have sent is not from it")
+
+    def _file(self, state: _ExchangeSecrets, position: int) -> str:
+        """The name of a node's file, for people."""
+        return self._roster.names[state.keys[position].name]
 
 
 # ---- the server's side
@@ -567,18 +617,19 @@ def total(
     result = functools.reduce(np.add, [unpacked(each, bits) for each in masked.values()])
     for k, offer in offers.items():
         try:
-            shares = {at: _bytes(each[str(k)], _SEED if k in masked else _KEY) for at, each in revealed.items()}
+            size = (_SEED if k in masked else _KEY) + 1
+            shares = {at: _bytes(each[str(k)], size) for at, each in revealed.items()}
         except (LookupError, TypeError, ValueError) as error:
             raise NodeError(f"node {k}: a share of its secrets is none ({type(error).__name__}: {error})") from None
         secret = _joined(dict(list(shares.items())[:threshold]))
-        made = _seal(secret) if k in masked else _text(_public(secret))
+        made = _seal(secret) if k in masked else _public(_private(secret))
         if made != (offer.seal if k in masked else offer.public):
             raise NodeError(f"node {k}: the shares of its {'seed' if k in masked else 'key'} do not fit together")
         if k in masked:
             result -= _stream(_derived(secret, f"own {name}"), result.size, bits)
         else:
             for other in masked:
-                result += _pair(k, other, secret, offers[other].public, name, result.size, bits)
+                result += _pair(k, other, _private(secret), offers[other].public, name, result.size, bits)
     result &= _word(bits)(2**bits - 1)
     return result
 
@@ -667,12 +718,7 @@ def _digest(content: Unknown) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _context(name: str, keys: Sequence[Key], threshold: int, question: str) -> str:
-    """A digest of what all nodes of an exchange share."""
-    return _digest([name, [[key.name, key.public] for key in keys], threshold, question])
-
-
-def _pair(of: int, other: int, secret: bytes, public: str, name: str, size: int, bits: int) -> np.ndarray:
+def _pair(of: int, other: int, secret: "X25519PrivateKey", public: str, name: str, size: int, bits: int) -> np.ndarray:
     """± PRG(k_ij): how the mask that two nodes have in common counts in the sum of the first."""
     drawn = _stream(_derived(_agreed(secret, public), f"pair {name}"), size, bits)
     return drawn if of < other else np.negative(drawn)
@@ -693,54 +739,73 @@ def _derived(secret: bytes, purpose: str) -> bytes:
     return HKDF(SHA256(), 32, None, f"fedax secure aggregation: {purpose}".encode()).derive(secret)
 
 
-def _public(private: bytes) -> bytes:
+def _private(secret: bytes) -> "X25519PrivateKey":
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    return X25519PrivateKey.from_private_bytes(secret)
 
 
-def _agreed(private: bytes, public: str) -> bytes:
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+def _public(private: "X25519PrivateKey") -> str:
+    return _text(private.public_key().public_bytes_raw())
+
+
+def _agreed(private: "X25519PrivateKey", public: str) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
     try:
-        other = X25519PublicKey.from_public_bytes(_bytes(public))
-        return X25519PrivateKey.from_private_bytes(private).exchange(other)
+        return private.exchange(X25519PublicKey.from_public_bytes(_bytes(public)))
     except ValueError as error:
         raise NodeError(f"the public key of a node is none ({error})") from None
 
 
-def _encrypted(key: bytes, share: bytes, name: str) -> bytes:
+def _encrypted(key: bytes, share: bytes, text: bytes) -> bytes:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     nonce = secrets.token_bytes(_NONCE)
-    return nonce + AESGCM(key).encrypt(nonce, share, name.encode())
+    return nonce + AESGCM(key).encrypt(nonce, share, text)
 
 
-def _decrypted(key: bytes, file: bytes, name: str) -> bytes:
+def _decrypted(key: bytes, file: bytes, text: bytes) -> bytes | None:
+    """A share; ``None``: neither it nor the text is from who has the key."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     try:
-        return AESGCM(key).decrypt(file[:_NONCE], file[_NONCE:], name.encode())
+        return AESGCM(key).decrypt(file[:_NONCE], file[_NONCE:], text)
     except (InvalidTag, ValueError):
-        raise NodeError("a share is not meant for this node in this exchange, or was changed on its way") from None
+        return None
 
 
 def _split(threshold: int, nodes: int, secret: bytes) -> list[bytes]:
-    """Shamir's shares of a multiple of 16 bytes, one for each node."""
-    from Crypto.Protocol.SecretSharing import Shamir
+    """Shamir's shares of a secret, one for each node: a random polynomial modulo a prime at 1, 2, …
 
-    parts = [Shamir.split(threshold, nodes, secret[at : at + 16], ssss=False) for at in range(0, len(secret), 16)]
-    return [b"".join(share for _, share in each) for each in zip(*parts, strict=True)]
+    Example:
+        >>> shares = _split(3, 5, bytes(range(16)))
+        >>> _joined({k: shares[k] for k in (4, 0, 2)}) == bytes(range(16)), _joined({0: shares[0], 1: shares[1]})[:1]
+        (True, ...)
+    """
+    prime = _PRIMES[len(secret)]
+    factors = [*(secrets.randbelow(prime) for _ in range(threshold - 1)), int.from_bytes(secret, "big")]
+    values = (functools.reduce(lambda value, each: (value * at + each) % prime, factors) for at in range(1, nodes + 1))
+    return [value.to_bytes(len(secret) + 1, "big") for value in values]
 
 
 def _joined(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of shares, by the positions of the nodes that held them."""
-    from Crypto.Protocol.SecretSharing import Shamir
+    """The secret of shares, by the positions of the nodes that held them: the polynomial at 0."""
+    size = len(next(iter(shares.values()))) - 1
+    factors = _at_zero(tuple(shares), _PRIMES[size])
+    value = sum(map(operator.mul, factors, (int.from_bytes(share, "big") for share in shares.values())))
+    return (value % _PRIMES[size] % 2 ** (8 * size)).to_bytes(size, "big")
 
-    size = len(next(iter(shares.values())))
-    parts = [[(k + 1, share[at : at + 16]) for k, share in shares.items()] for at in range(0, size, 16)]
-    return b"".join(Shamir.combine(part, ssss=False) for part in parts)
+
+@functools.lru_cache(maxsize=8)
+def _at_zero(positions: tuple[int, ...], prime: int) -> list[int]:
+    """Lagrange's factors: what the shares of these nodes count."""
+    places = [k + 1 for k in positions]
+    ratios = ([(other, other - at) for other in places if other != at] for at in places)
+    return [
+        math.prod(up for up, _ in each) * pow(math.prod(down for _, down in each), -1, prime) % prime for each in ratios
+    ]
 
 
 def _seal(seed: bytes) -> str:

@@ -7,9 +7,10 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from fedax.contract.types import Tree, Unknown
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine.loop import Clients
+from fedax.programs import compiled
 from fedax.sites.protocol.agreement import EVALUATION, STAGES, Asked, cohort_of, digest_of_text, exchange_of
 from fedax.sites.protocol.messages import Message, unpacked
 from fedax.sites.protocol.refusals import Refusal, Rule
@@ -58,9 +59,12 @@ class Received:
 
     @property
     def session(self) -> str:
-        """The name of a secure sum: that of the exchange, and of the server's try at it."""
-        names = [self.agreement, self.stage, self.round, self.exchange, self.number("session")]
-        return "/".join(map(str, names))
+        """The name of a secure sum in a run."""
+        return self.named(self.number("session"))
+
+    def named(self, session: int) -> str:
+        """The name of the secure sum with this number."""
+        return f"{self.agreement}/{session}"
 
     def number(self, name: str) -> int:
         """A whole number from 0 to 2^31."""
@@ -92,8 +96,13 @@ class Received:
 
     def model(self, task: Task) -> Vector:
         """The model that came with the message."""
-        model: Vector = self.arrays("model", jax.eval_shape(lambda: Vector(task.init(jax.random.key(0)))))
+        model: Vector = self.arrays("model", Vector(_initial.form(jax.random.key(0), task=task)))
         return model
+
+
+@compiled(static=["task"])
+def _initial(key: Array, *, task: Task) -> Tree:
+    return task.init(key)
 
 
 def _whole(found: Unknown, most: int = 2**31) -> int:

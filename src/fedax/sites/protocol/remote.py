@@ -225,7 +225,7 @@ class Remote(HostServer):
         messages = dict.fromkeys(range(len(self.fleet)), question)
         forms = figures_form(self.job, _parts_at_nodes(self.job))
         if self._secure is not None:
-            return (yield from self._secure_figures(messages, digest_of(model), forms))
+            return (yield from self._secure_figures(messages, forms))
         answers = yield messages
         found: dict[int, dict[str, Tree]] = {}
         why = f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}"
@@ -247,12 +247,12 @@ class Remote(HostServer):
                 held[part] = _together(self.job.plan.task, results)
         return self._heard(train, held, found)
 
-    def _secure_figures(self, messages: NodeMessages, model: str, forms: dict[str, Tree]) -> Asking[NodeFigures]:
+    def _secure_figures(self, messages: NodeMessages, forms: dict[str, Tree]) -> Asking[NodeFigures]:
         """The figures as a secure sum: of all nodes that answer together, and of none alone."""
         assert self._secure is not None
         size = 1 + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(forms))
         try:
-            total, heads = yield from self._secure.sum(messages, model, size, 64, lambda which, why: None)
+            total, heads = yield from self._secure.sum(messages, size, 64, lambda which, why: None)
         except Repeated as error:
             text = (
                 f"the model of round {messages[0].head['round']} was evaluated over other nodes before, or is another"
@@ -363,7 +363,7 @@ class Remote(HostServer):
         download = self._download(request)
         messages = {which: self._exchange_message(request, download, *at) for which, at in at_nodes.items()}
         if wire.secure is not None and request.exchange.server is not None:
-            total = yield from self._secure_sum(request, at_nodes, messages, download)
+            total = yield from self._secure_sum(request, at_nodes, messages)
             return Response(total, (), self._answered[cohort] if wire.excludes else ())
         wanted = self._answer_form(request, len(cohort))
         whole = {"parts": self._layout(request).nothing(len(cohort))} if "letters" in wanted else _zeros(wanted)
@@ -389,17 +389,16 @@ class Remote(HostServer):
                 accepted = accepted & np.asarray(found.accepted)
         return Response(total, uploads, accepted if wire.excludes else ())
 
-    def _secure_sum(self, request: Request, at_nodes: AtNodes, messages: NodeMessages, download: Tree) -> Asking[Tree]:
+    def _secure_sum(self, request: Request, at_nodes: AtNodes, messages: NodeMessages) -> Asking[Tree]:
         """The masked sum over the nodes that answer; the server learns only that."""
         assert self._secure is not None and request.wire.secure is not None
         zero = _zeros(self._sum_form(request))
         if not messages:
             return zero
-        model = digest_of(jax.tree.map(np.asarray, download))
         lost = lambda which, why: self._node_lost(which, at_nodes[which][0], why)  # noqa: E731
         bits, size = request.wire.secure.bits, masks.flat(zero).size
         try:
-            summed, heads = yield from self._secure.sum(messages, model, size, bits, lost)
+            summed, heads = yield from self._secure.sum(messages, size, bits, lost)
         except Repeated:  # asked over other nodes before the server was stopped: the round has no sum
             for positions, _ in at_nodes.values():
                 self._answered[positions] = False

@@ -145,13 +145,23 @@ class Site:
         """Let another process have the folder."""
         self._lock.release()
 
-    def answer(self, message: Message, deep: int = 0) -> Message:
+    def answer(self, message: Message) -> Message:
         """The answer to a message; ``{"error": why}`` if there is none. Joined messages get a joined answer."""
+        answer = self._parts(message, 0)
+        try:
+            self._answered.sync()
+        except (OSError, NodeError):  # what is not in the record does not leave, nor what is kept to be sent again
+            traceback.print_exc()
+            self._masks = None
+            return Message({"error": str(Refusal(Rule.DISK))})
+        return answer
+
+    def _parts(self, message: Message, deep: int) -> Message:
         if message.head.get("kind") == SEVERAL:
             try:
                 if deep == _DEEPEST:
                     raise Refusal(Rule.FORM)
-                return joined([self.answer(part, deep + 1) for part in parted(message, 0)])
+                return joined([self._parts(part, deep + 1) for part in parted(message, 0)])
             except NodeError:
                 return Message({"error": str(Refusal(Rule.FORM))})
         began, self._noted = time.perf_counter(), {}
@@ -311,10 +321,12 @@ class Site:
             return make(None)
         masking, session = self._masked_session(received)
         bits = 64 if received.stage == EVALUATION else run.secure.bits
-        offers = received.table("offers", masks.ReceivedShares.of)
+        offers = received.table("offers", masks.Offer.of)
         asked = json.dumps(received.message.head, sort_keys=True).encode() + received.message.tensors
         mask: Mask = lambda numbers, question: masking.masked(session, numbers, bits, offers, question, part)  # noqa: E731
         answer: Message = masking.once(session, asked) or make(mask)
+        if (said := masking.stated(session)) is not None:
+            answer = answer._replace(head=answer.head | {"said": said._asdict()})
         masking.keep(session, answer)
         return answer
 
@@ -410,28 +422,40 @@ class Site:
 
     def _offer(self, run: SiteRun, received: Received) -> Message:
         """Draw the secrets of a coming exchange, and give shares of them to the other nodes."""
-        figures = received.stage == EVALUATION
-        contribution = self._whole(run) if figures else contribution_of(asked_of(run, received).clients)
         keys = [masks.Key.of(each) for each in received.entries("keys")]
         if run.secure is None:
             raise Refusal(Rule.FORM)
         self.policy.check_nodes(len(keys))
         position, threshold = received.number("position"), received.number("threshold")
-        question = str(received.told.get("question"))
-        offer = self._masking().offer(received.session, position, keys, threshold, question, contribution)
+        offer = self._masking().offer(received.session, position, keys, threshold)
         return Message({"to": received.to, "offer": offer._asdict()})
 
     def _agree(self, received: Received) -> Message:
-        """Sign the set of nodes whose sums are added."""
-        survivors = received.numbers("survivors", 2**16)
+        """Agree to the set of nodes whose sums are added."""
         masking, session = self._masked_session(received)
+        tags = masking.agree(session, received.table("said", masks.Statement.of))
+        self._note_nodes(masking, session)
+        return Message({"to": received.to, "agreed": tags})
+
+    def _unmask(self, received: Received) -> Message:
+        """Reveal shares of the secrets of an exchange, which unmask the sum over the nodes that answered it."""
+        masking, session = self._masked_session(received)
+        said, agreed = received.table("said", masks.Statement.of), received.table("agreed", masks.Agreed.of)
+        told = masking.unmask(session, said, agreed)
+        self._note_nodes(masking, session)
+        answer = {"to": received.to, "told": told}
+        if "ahead" in received.told:  # the offer for the next exchange
+            answer["offer"] = masking.following(session, received.named(received.number("ahead")))._asdict()
+        return Message(answer)
+
+    def _note_nodes(self, masking: masks.Masks, session: str) -> None:
+        """Record the set of nodes whose sums are added, before anything leaves that unmasks them."""
         if session not in self._sums:
             raise Lost(session)
-        self.policy.check_nodes(len({*survivors}))
-        signature = masking.agree(session, survivors)
+        nodes = masking.parts(session)
+        self.policy.check_nodes(len(nodes))
         # The masks of a run that goes on after a stop are others, and the difference of two sums has none.
         name, model = self._sums[session]
-        nodes = masking.parts(session, survivors)
         what = "evaluation" if name.startswith("evaluation") else name.partition(" of round")[0]
         share = Share(f"nodes {what} {model}", "nodes", dict(sorted(nodes.items())))
         content = digest_of_text(sorted(nodes.items()))
@@ -439,13 +463,6 @@ class Site:
         if not self._answered.known(name, content):
             self._gate().check_shares([share])
         self._answered.take(name, content, self.policy, counts=False, shares=[share])
-        return Message({"to": received.to, "agreed": signature})
-
-    def _unmask(self, received: Received) -> Message:
-        """Reveal shares of the secrets of an exchange, which unmask the sum over the nodes that answered it."""
-        masking, session = self._masked_session(received)
-        told = masking.unmask(session, received.table("agreed", masks.Agreed.of))
-        return Message({"to": received.to, "told": told})
 
     # ---- figures
 
