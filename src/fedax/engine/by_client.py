@@ -220,7 +220,7 @@ def _blocks(task: Task, params: Tree, examples: Tree, rows: range, width: int) -
     for first in range(rows.start, rows.stop, width):
         last = min(first + width, rows.stop)
         indices = np.minimum(np.arange(first, first + width), last - 1)
-        whole = width == len(jax.tree.leaves(examples)[0])
+        whole = len(rows) == width == len(jax.tree.leaves(examples)[0])
         batch = examples if whole else jax.tree.map(lambda leaf, at=indices: np.asarray(leaf)[at], examples)
         padded = _of_block(params, task.frozen, batch, task=task)
         results = jax.tree.map(lambda leaf, n=last - first: np.asarray(leaf)[:n], padded)
