@@ -31,6 +31,7 @@ DIGITS = {
         "rounds": 4, "batch_size": 8, "seeds": [0, 1], "evaluate_every": 2, "grad_norm": False, "split_seeds": False,
         "guard": {"largest": 1e6, "stop": False}, "faults": {"clients": [1], "sends": 1.0}, "judge": "test_loss",
         "min_heard": 0.5,
+        "train_loss": "sample:20",
         "patience": {"column": "val_loss", "evaluations": 2},
     },
     "methods": [

@@ -31,6 +31,7 @@ GIVEN = {
     "until": fedax.Patience("train_loss", 2),
     "min_heard": 0.5,
     "newcomer_turns": 2,
+    "train_loss": "none",
     "guard": fedax.Guard(10.0),
     "aggregate": fedax.TrimmedMean(0.2),
     "faults": fedax.Faults([1], sends=2.0),

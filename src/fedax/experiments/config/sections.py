@@ -92,6 +92,7 @@ _TYPES: dict[Any, Any] = {
     int: Count,
     float: float,
     bool: bool,
+    str: str,
     Aggregator: str | Table,
     Compressor: str | Table,  # of uploads; or tables up and down
     Callable: Count | Table,  # fedax.Patience, or after so many evaluations without a better validation loss
