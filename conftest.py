@@ -57,7 +57,6 @@ SMOKE = (
     "tests/privacy/test_factorization.py",
     "tests/tasks/test_losses.py",
     "tests/test_conformance.py::test_two_of_fedax_s_own_methods_hold_what_is_cheap_to_check",
-    "tests/test_hostile.py::test_changed_files_are_read_or_refused",
     "tests/test_method_pages.py",
     "tests/theory/test_predictions.py",
     "tests/wire/test_bad_clients.py::test_what_is_left_out_is_as_if_it_had_not_been_drawn",
