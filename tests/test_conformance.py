@@ -294,13 +294,19 @@ def gradient_descent(method, clients, x):
     return x - 3 * method.lr * clients.mean(clients.grad(x))
 
 
+def normalized(method, clients, x):
+    y = clients.steps(lambda y: y - method.lr * clients.grad(y), x)
+    return x + clients.mean(clients.tau) * clients.mean((y - x) / clients.tau)
+
+
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
         (lambda x: x, r"^reference cannot take .*method, clients, x, \*kept"),
         (lambda method, clients, x: clients.grad(x), r"^reference returned a model of shape \[5, 4\]; return x, \[4\]"),
         (lambda method, clients, x: x / clients.alpha, r"^reference raised AttributeError.*alpha"),
-        (gradient_descent, r"^round 1 is not the reference's: "),
+        (gradient_descent, r"^round 1 is not the reference's: it moves 0.333 times as far: a step size"),
+        (normalized, r"^round 1 is not .* with unequal ones it is not: the weights of clients with more steps"),
     ],
 )
 def test_a_reference_that_is_no_round_and_another_method_s(reference, message):

@@ -93,6 +93,10 @@ def test_a_planted_error_is_found_and_its_kind_said(fault):
     assert any(part in report["reference"].found for part in says.split("|")), report
 
 
+def test_a_method_of_other_outputs_is_told_of_tasks():
+    assert "task=" in fedax.check(papers.Moon(), only=["descent"])["descent"].found
+
+
 @long
 @pytest.mark.parametrize("kind", papers.REFERENCES, ids=lambda kind: kind.__name__)
 def test_a_user_s_method_holds_everything(kind):

@@ -30,7 +30,7 @@ from fedax.conformance.problem import Fails, NotPromised, TestProblem
 from fedax.conformance.reference import Reference, check_reference
 from fedax.conformance.runs import check_costs, check_drift, check_memory, check_optimum, check_resume, check_sweep
 from fedax.contract.algorithm import Algorithm
-from fedax.errors import ConfigError, FedaxError, unknown
+from fedax.errors import CodeError, ConfigError, FedaxError, unknown
 from fedax.tasks.task import Task
 
 
@@ -158,7 +158,9 @@ def _run_checks(
         except Fails as error:
             yield Check(name, promise, "does not hold", str(error))
         except FedaxError as error:
-            yield Check(name, promise, "does not hold", str(error))
+            of_outputs = isinstance(error, CodeError) and error.field == "loss" and not problem.own_task
+            hint = "; outputs are one number an example here: for others give task=" if of_outputs else ""
+            yield Check(name, promise, "does not hold", f"{error}{hint}")
             if number == 0:
                 return
         except Exception as error:

@@ -111,10 +111,10 @@ def check_reference(problem: TestProblem) -> str:
     apart = both.apart(6)
     if apart <= CLOSE:
         return f"six rounds of all clients: models {apart:.1e} of their way from the reference's"
-    if both.apart(1) > CLOSE:
+    if not both.apart(1) <= CLOSE:
         with_one, with_three = (both, both) if problem.equal else (with_steps(1, 1, 1, 1, 2), with_steps(3, 3, 3, 3, 2))
         raise Fails(f"round 1 is not the reference's: {_first_round(with_one, with_three)}")
-    if both.apart(2) > CLOSE:
+    if not both.apart(2) <= CLOSE:
         fresh = both.round(1, both.wanted(1), ())[0]  # as if nothing had been kept
         added = _kept(both.found(2) - fresh, both.wanted(2) - fresh)
         raise Fails(f"round 1 is the reference's, round 2 is not: {added}")
