@@ -24,7 +24,9 @@ from .bed import BED, DATA, LR, QUADRATIC, UNEQUAL, X0, federation
 def programs(method: fedax.Algorithm, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
     """The jaxprs of the start and of a round; nothing is compiled."""
     results: list[Any] = []
-    monkeypatch.setattr(dry_run, "DryRun", lambda forms, *traced: results.append(traced) or DryRun(forms, *traced))
+    monkeypatch.setattr(
+        dry_run, "DryRun", lambda forms, idle, *traced: results.append(traced) or DryRun(forms, idle, *traced)
+    )
     dry_run._dry_run.cache_clear()
     with jax.enable_x64(True):
         data = options.pop("data", DATA)

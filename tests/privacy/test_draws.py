@@ -29,6 +29,8 @@ from ..engine import here
 
 pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
 
+pytestmark = pytest.mark.filterwarnings("ignore:1 of 1 arrays of parameters never get a gradient")  # noise alone moves
+
 N, CLIP, NOISE, NUMBERS, ROUNDS = 6, 0.5, 0.8, 1500, 4
 TASK = fedax.tasks.quadratic(1)
 SURE = 1e-4  # what chance may do to one of some forty rows; numbers are drawn from fixed seeds

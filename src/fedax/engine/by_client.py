@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.types import Array, Tree, Unknown
@@ -193,11 +194,11 @@ def _width(task: Task, params: Tree, examples: Tree) -> int:
     """How many examples are evaluated at a time."""
     kind = jax.dtypes.canonicalize_dtype  # as JAX would have it, without a warning
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), kind(leaf.dtype)), examples)
-    evaluated = functools.partial(_of_batch, params, task.frozen, task=task)
     leaves, structure = jax.tree.flatten((params, two))
     form = len(jax.tree.leaves(examples)[0]), structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
     known = _widths.setdefault(task, {})
     if form not in known:  # it is traced
+        evaluated = functools.partial(_of_batch, jax.tree.map(jnp.asarray, params), task.frozen, task=task)
         known[form] = at_a_time(evaluated, examples, jax.tree.leaves(jax.eval_shape(evaluated, two)))
     return known[form]
 

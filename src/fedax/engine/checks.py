@@ -58,6 +58,22 @@ def check_parts(algorithm: Unknown, task: Unknown, data: Unknown, options: Optio
     options.participation.validate(data.num_clients, check_count("rounds", options.rounds, 0, MOST))
 
 
+def check_train_loss(field: str, asked: str | None) -> tuple[str, int]:
+    """What the training loss is measured on, and how many rows of a sample.
+
+    Raises:
+        ConfigError: about ``field``: it is no such setting.
+
+    Example:
+        >>> check_train_loss("train_loss", "sample:100"), check_train_loss("train_loss", None)
+        (('sample', 100), ('full', 0))
+    """
+    kind, _, number = (asked or "full").partition(":")
+    if asked not in (None, "full", "none") and (kind != "sample" or not number.isdecimal() or int(number) == 0):
+        raise ConfigError(field, asked, TRAIN_LOSS)
+    return kind, int(number or 0)
+
+
 def train_loss_of(options: Options, task: Task, census: Census, here: bool) -> tuple[str, int]:
     """The column of the training loss, empty where it is not measured, and the rows of a sample, 0: all.
 
@@ -65,24 +81,22 @@ def train_loss_of(options: Options, task: Task, census: Census, here: bool) -> t
         ConfigError: it is no such setting, or this run cannot have it.
     """
     asked = options.train_loss
-    if asked is None:
+    kind, number = check_train_loss("train_loss", asked)
+    if kind == "full":
         return TRAIN[0], 0
-    kind, _, number = asked.partition(":")
-    if asked != "none" and (kind != "sample" or not number.isdecimal() or int(number) == 0):
-        raise ConfigError("train_loss", asked, TRAIN_LOSS)
     if not here:
         raise ConfigError("train_loss", asked, 'real clients measure it on all their data; leave it out, or "full"')
     if "grad_norm" in task.run_metrics:
         raise ConfigError("train_loss", asked, "GradNorm needs all training data; leave one of them out")
-    if asked == "none":
+    if kind == "none":
         if not options.parts:
             raise ConfigError("train_loss", asked, "nothing would show how a run goes; give val or test data")
         return "", 0
     if processes.count() > 1:
         raise ConfigError("train_loss", asked, 'no process has all data; give "full" or "none"')
-    if int(number) >= (rows := int(np.sum(census.sizes))):
+    if number >= (rows := int(np.sum(census.sizes))):
         raise ConfigError("train_loss", asked, f'there are {rows} rows; give fewer, or "full"')
-    return TRAIN[1], int(number)
+    return TRAIN[1], number
 
 
 def sampled_rows(data: FederatedData, number: int) -> np.ndarray:

@@ -11,6 +11,7 @@ import jax
 
 import fedax
 from fedax.columns import better, measured_names
+from fedax.engine.checks import check_train_loss
 from fedax.engine.job import Job
 from fedax.engine.load import Shared
 from fedax.engine.make import make_job
@@ -469,4 +470,5 @@ def settings_of(sections: ExperimentSection, code: own.Code | None = None) -> Ch
     config["methods"] = [written for _, written in pairs]
     methods = dict(zip(names, (method for method, _ in pairs), strict=True))
     options = codec.options_of({name: part for name, part in config.items() if name not in ("work", "participation")})
+    check_train_loss("run.train_loss", options.get("train_loss"))
     return CheckedSettings(methods, work, participation, options, config)
