@@ -20,7 +20,7 @@ EXAMPLES = [
     fedax.ElasticNet(0.5, 1), fedax.Box(-1.0, np.array(0.5)), fedax.L1Ball(2.0), fedax.L2Ball(2.0),
     fedax.NonNegative(), fedax.Simplex(), fedax.Simplex(2.0), fedax.Unconstrained(),
     fedax.Piecewise(0.1, {}), fedax.PowerDecay(1.0, 2.0, 1 / 3), fedax.PowerDecay(1.0, cap=0.5),
-    fedax.Cosine(0.5, 100), fedax.Cosine(0.5, 100, warmup=5), fedax.StepDecay(0.5, 10, 0.2), fedax.StepDecay(0.5, 10, 0.2, 3),
+    fedax.Cosine(0.5, 100), fedax.Cosine(0.5, 100, warmup=5), fedax.StepDecay(0.5, 10, 0.2, 3),
     SGD, fedax.SGD(0.1, 0.9, True, 0.5, 0.99), fedax.SGD(fedax.PowerDecay(1.0), regularizer=L1),
     fedax.Steps(5), fedax.Steps([1, 7]), fedax.Steps(np.arange(1, 2000)), fedax.Epochs(2.5), fedax.RandomEpochs(2, 5),
     fedax.RandomSteps(30, 20.0, 1, 96), fedax.GeometricSteps(10.0), fedax.GeometricSteps(10.0, 40),
