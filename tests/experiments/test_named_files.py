@@ -98,7 +98,7 @@ def test_other_kinds_of_folders(here):
         (["nowhere/*.csv"], "no file fits this pattern"),
         ([""], "data = '': there is no such file"),
         (["xyz"], "no such file, folder or data set; There are: .*digits"),
-        (["experiment.toml"], "fedax run runs it"),
+        (["experiment.toml"], r"change its section \[data\]"),
         (["hospitals/north.csv", "digits"], r"one data set, or files alone; .* \./digits"),
         (["digitts"], "did you mean 'digits'"),
         (["hospitals", "--by", "ward"], "--client ward"),
