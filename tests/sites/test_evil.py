@@ -14,7 +14,7 @@ CONFIG = """
 data = {name = "digits", clients = 4, partition = "iid"}
 work = {kind = "steps", steps = 5}
 run = {rounds = 2, batch_size = 16, seeds = 1, metrics = [], secure = {clip = 1.0, threshold = 3}}
-methods = [{name = "fedavg", lr = 0.1}]
+methods = [{name = "fedavg", lr = 0.5}]
 """
 PLAIN = "without secure sums"
 

@@ -161,7 +161,8 @@ class RunInProgress:
             return f"{text}; try a smaller learning rate", DivergedWarning
         if self.status == "diverged":
             name = next(name for name in (*TRAIN, "val_loss", "test_loss") if name in last)
-            text = f"the {describe(name).label.lower()} is {last[name]} at round {last['round']}: stopped"
+            label = describe(name).label.lower().replace("train ", "training ")
+            text = f"the {label} is {last[name]} at round {last['round']}: stopped"
             return f"{text}; try a smaller learning rate", DivergedWarning
         if self.status == "failed":
             text = f"what clients {last['bad_clients']} sent was left out by round {last['round']}: stopped, as asked"

@@ -7,6 +7,8 @@ from fedax.errors import ConfigError
 
 reach_directly()
 
+LONGEST = 8 << 20  # bytes of the head of a message
+
 
 def require(*packages: str, extra: str = "deploy") -> None:
     """Check that the packages of a deployment are there, or others of an extra of fedax.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-from fedax.sites.service.messages import LONGEST
+from fedax.sites.service import LONGEST
 from fedax.sites.service.signature import ANSWER, QUESTION, sign
 
 SMALL = 1 << 20  # bytes of a part that travels within a request

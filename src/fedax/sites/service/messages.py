@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fedax.sites.protocol.messages import Failure, Message, Talk
+from fedax.sites.service import LONGEST
 
-LONGEST = 8 << 20  # bytes of a head
 _DEEPEST = 64  # levels of nesting in a head
 _LOOK = 0.5  # seconds that a look for answers takes at most
 
