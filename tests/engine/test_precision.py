@@ -98,6 +98,7 @@ def test_the_compiler_is_told(precision, word, monkeypatch):
             texts.append(compiled.lower(**given).as_text())
             return compiled(**given)
 
+        call.eval_shape = compiled.eval_shape
         return call
 
     monkeypatch.setattr(programs, "_program", program)

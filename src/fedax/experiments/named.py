@@ -28,7 +28,10 @@ def check_named(field: str, source: str | pathlib.Path, *taken: str) -> None:
         Traceback (most recent call last):
         fedax.errors.ConfigError: config = 'momentum': it is a study: fedax study momentum
     """
-    kind = _kind(str(source), pathlib.Path(source))
+    try:
+        kind = _kind(str(source), pathlib.Path(source))
+    except (OSError, ValueError):  # nothing can be called so
+        return
     if kind is not None and kind not in taken:
         command = _COMMANDS[kind].format(shlex.quote(str(source)))
         raise ConfigError(field, str(source), f"it is a {kind}: {command}")
