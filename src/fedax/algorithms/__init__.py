@@ -254,8 +254,8 @@ def _mime_mvr(
 _NO_STEPS = "its clients take no local steps; lr is the server's"
 _DUAL = "its steps are dual averaging: z is the sum of η_t ν_t, ψ weighs as much as the η_t, and the metric is adaptive"
 _NO_SOLVER = {  # what needs plain SGD, and what to take
-    "led": "its dual λ is a sum of models, outside of the rate, y − η g − b λ; scaffnew has it in gradients, with "
-    "probability = b",
+    "led": "its dual λ is a sum of models, outside of the rate: y − η g − b λ; use scaffnew, where it is one of "
+    "gradients, with probability = b",
     "locodl": "its control variates are compressed differences of models over γ, from one that the server gets to by "
     "the same steps; use scaffnew or compressed-scaffnew",
     "fedmass": "its η₂ g takes a part of the step η₁ g back, which has to be one of plain SGD; use nesterov-fedavg",

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from fedax.contract.algorithm import Algorithm, Change, Pace, Round, Traits
 from fedax.contract.hyper import check, choice, count, flag, hyper
-from fedax.contract.local import LocalMethod, check_pull
+from fedax.contract.local import LocalMethod, check_pull, sgd_rate
 from fedax.contract.oracle import Oracle
 from fedax.contract.staleness import PolynomialStaleness, Staleness
 from fedax.contract.staleness import staleness as make_staleness
@@ -103,7 +103,7 @@ class FedAsync(LocalMethod):
 
     def validate(self) -> None:
         check(self)
-        check_pull("prox", self.prox, self.plain_lr)
+        check_pull("prox", self.prox, sgd_rate(self))
 
 
 class FedBuff(LocalMethod):

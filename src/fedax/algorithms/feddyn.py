@@ -25,7 +25,7 @@ import jax
 from fedax.algorithms.parts import OTHERS
 from fedax.contract.algorithm import Change, Round, Traits
 from fedax.contract.hyper import check, choice, hyper
-from fedax.contract.local import LocalMethod, check_pull, phases
+from fedax.contract.local import LocalMethod, check_pull, phases, sgd_rate
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
@@ -94,7 +94,7 @@ class FedDyn(LocalMethod):
 
     def validate(self) -> None:
         check(self)
-        check_pull("alpha", self.alpha, self.plain_lr)
+        check_pull("alpha", self.alpha, sgd_rate(self))
 
 
 class FedPDState(NamedTuple):
@@ -156,4 +156,4 @@ class FedPD(LocalMethod):
 
     def validate(self) -> None:
         check(self)
-        check_pull("alpha", self.alpha, self.plain_lr)
+        check_pull("alpha", self.alpha, sgd_rate(self))

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 
 from fedax.contract.algorithm import Exchange, Round, Traits
 from fedax.contract.hyper import check, choice, flag, hyper
-from fedax.contract.local import LocalMethod
+from fedax.contract.local import LocalMethod, excess
 from fedax.contract.oracle import Oracle
 from fedax.contract.settings import Settings
 from fedax.contract.vector import Vector, zeros_like
@@ -202,7 +202,7 @@ class Mime(LocalMethod):
     def move_lite(self, server: MimeState, mean: Upload, round: Round) -> MimeState:
         """MimeLite, server."""
         known = self.base.direction(zeros_like(server.x), server.s)
-        dx = mean.dx - self.excess(known, server.x, round)
+        dx = mean.dx - excess(self, known, server.x, round)
         return MimeState(server.x + self.server_lr * dx, self.base.statistics(mean.c, server.s))
 
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -310,7 +310,7 @@ class MimeMVR(LocalMethod):
         """MimeLiteMVR, server."""
         m = self.momentum(server.m, mean.gradients, round)
         known = (1 - self.alpha(round.t)) * server.m
-        dx = mean.dx - self.excess(known, server.x, round)
+        dx = mean.dx - excess(self, known, server.x, round)
         return MimeMVRState(server.x + self.server_lr * dx, server.x, m)
 
     def steps(self, x: Vector, x_last: Vector, m: Vector, oracle: Oracle, correction: Any = None) -> Vector:

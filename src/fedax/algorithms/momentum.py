@@ -44,7 +44,7 @@ from fedax.algorithms.parts import OTHERS
 from fedax.algorithms.warmup import first_gradients
 from fedax.contract.algorithm import Change, Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
-from fedax.contract.local import LocalMethod, local_steps
+from fedax.contract.local import LocalMethod, excess, local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
@@ -123,7 +123,7 @@ class FedAvgWithMomentum(LocalMethod):
     def server(self, server: MomentumState, mean: Any, round: Round) -> MomentumState:
         if self.solver is not None:
             known = (1 - self.beta) * server.g
-            dx = round.mean_steps * mean.dx - self.excess(known, server.x, round)
+            dx = round.mean_steps * mean.dx - excess(self, known, server.x, round)
             return MomentumState(server.x + self.server_lr * dx, mean.d + round.shortfall * known, ())
         g = mean / -self.lr + (round.shortfall * (1 - self.beta)) * server.g
         return MomentumState(*_step(self, server.x, g, round))

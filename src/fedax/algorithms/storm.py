@@ -29,7 +29,7 @@ from fedax.algorithms.parts import OTHERS
 from fedax.algorithms.warmup import first_gradients
 from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
-from fedax.contract.local import LocalMethod, local_steps
+from fedax.contract.local import LocalMethod, excess, local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
@@ -202,7 +202,7 @@ def _exchanges(method: Any) -> tuple[Exchange, ...]:
 
     def move(server: StormState, mean: Vector, round: Round) -> StormState:
         if who == "cohort":  # all steps begin along v, which is exact whatever Σ ω_i is
-            mean = mean - method.excess(server.v, server.x, round)
+            mean = mean - excess(method, server.v, server.x, round)
         return StormState(server.x + mean, server.x, server.v)
 
     return (

@@ -27,6 +27,7 @@ from fedax.conformance.problem import (
     least_squares,
 )
 from fedax.contract.algorithm import Algorithm, Exchange
+from fedax.contract.local import Solver, is_linear
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.footprint import footprints
@@ -230,6 +231,11 @@ def check_optimum(problem: TestProblem) -> str:
     exact = problem.traits.exact
     if exact == "never":
         raise NotPromised("traits() does not say that it ends at the optimum of F")
+    solver = getattr(problem.method, "solver", None)
+    if isinstance(solver, Solver) and not is_linear(solver):
+        raise NotPromised(
+            "its theorems are of local steps that are linear in the gradients, which its solver's are not"
+        )
     steps = 3 if problem.equal or exact == "equal steps" else _TAU
     data = FederatedData({"H": _H[:, None, None], "e": _E[:, None]}, np.ones(3, int), _P)
     options: dict[str, Any] = {"params": np.zeros(1), "rounds": 20_000, "evaluate_every": 20_000}

@@ -341,11 +341,6 @@ class LocalMethod(Algorithm):
         other = "solver" if self.solver is None else "lr"
         return {name: value for name, value in Settings.arguments(self).items() if name != other}
 
-    @property
-    def plain_lr(self) -> Number:
-        """η where the steps are those of SGD, else ``None``."""
-        return self.solver.lr if isinstance(self.solver, SGD) else self.lr
-
     def begin(self, x: Vector) -> Tree:
         """The solver's buffers before the first step from ``x``."""
         return () if self.solver is None else self.solver.init(x)
@@ -391,13 +386,19 @@ class LocalMethod(Algorithm):
         y, _, total = local_steps(step, (x, self.begin(x), zeros_like(x)), oracle)
         return y, total
 
-    def excess(self, d: Vector, x: Vector, round: Round) -> Vector:
-        """What is to be subtracted from Σ ω_i Δ_i where Σ ω_i is not 1 and all steps contain ``d``, which is known."""
-        if self.solver is not None:
-            step, _ = self.solver.step(x, self.solver.init(x), d, 0, x)
-            return Vector(((round.shortfall * round.mean_steps) * (x - step)).tree)
-        shortfall, lr = round.shortfall, self.lr(round.t) if isinstance(self.lr, Stepwise) else self.lr
-        return Vector(((shortfall * lr * round.mean_steps) * d).tree)
+
+def sgd_rate(method: LocalMethod) -> Number:
+    """η where the local steps are those of SGD, else ``None``."""
+    return method.solver.lr if isinstance(method.solver, SGD) else method.lr
+
+
+def excess(method: LocalMethod, d: Vector, x: Vector, round: Round) -> Vector:
+    """What is to be subtracted from Σ ω_i Δ_i where Σ ω_i is not 1 and all steps contain ``d``, which is known."""
+    if method.solver is not None:
+        step, _ = method.solver.step(x, method.solver.init(x), d, 0, x)
+        return Vector(((round.shortfall * round.mean_steps) * (x - step)).tree)
+    shortfall, lr = round.shortfall, method.lr(round.t) if isinstance(method.lr, Stepwise) else method.lr
+    return Vector(((shortfall * lr * round.mean_steps) * d).tree)
 
 
 def _is_real(value: Unknown) -> bool:
@@ -438,6 +439,15 @@ def check_linear(solver: Solver) -> None:
                 "normalised averaging needs a linear solver, whose change is a fixed weighted sum of its gradients: "
                 "SGD in all its variants, not Adam, clipping or weight decay; or average as FedAvg does",
             )
+
+
+def is_linear(solver: Solver) -> bool:
+    """Whether :func:`check_linear` accepts the solver."""
+    try:
+        check_linear(solver)
+    except ConfigError:
+        return False
+    return True
 
 
 def check_pull(field: str, value: Number, lr: Number) -> None:
