@@ -30,7 +30,7 @@ class Component(NamedTuple):
         aliases: other names.
         defaults: arguments with another default than ``make`` has.
         fixed: arguments that a user does not set.
-        refuses: arguments that it does not take although its relatives do: name -> why, and what to do.
+        refuses: arguments of others that it does not take: name -> why, and what to do.
     """
 
     name: str
@@ -121,7 +121,6 @@ class Registry:
         aliases: Sequence[str] = (),
         defaults: Mapping[str, Any] | None = None,
         fixed: Mapping[str, Any] | None = None,
-        refuses: Mapping[str, str] | None = None,
     ) -> None:
         """Add a component; the arguments are those of :class:`Component`.
 
@@ -136,7 +135,13 @@ class Registry:
             if _key(spelling) in self._names:
                 raise ValueError(f"there is a {self.kind} {spelling!r} already")
         self._names |= {_key(spelling): name for spelling in (name, *aliases)}
-        self._components[name] = Component(name, make, line, tuple(aliases), defaults or {}, fixed or {}, refuses or {})
+        self._components[name] = Component(name, make, line, tuple(aliases), defaults or {}, fixed or {})
+
+    def refuse(self, argument: str, reasons: Mapping[str, str]) -> None:
+        """Say why some components do not take an argument that others take: name of the component -> why."""
+        for name, why in reasons.items():
+            component = self._components[name]
+            self._components[name] = component._replace(refuses={**component.refuses, argument: why})
 
     def register(self, name: str, make: Callable[..., Any], aliases: Sequence[str] = ()) -> None:
         """Add a component of a user's. The same class or function once more, as of a notebook's cell, replaces it.

@@ -52,7 +52,7 @@ from fedax.algorithms.stem import STEM
 from fedax.algorithms.storm import BVRLSGD, CELSGD, MBStorm
 from fedax.algorithms.vrl_sgd import VRLSGD
 from fedax.contract.algorithm import Algorithm
-from fedax.contract.local import IN_SOLVER, SGD, Optax, Solver, checked_solver
+from fedax.contract.local import IN_SOLVER, SGD, LocalMethod, Optax, Solver, checked_solver
 from fedax.contract.regularizers import regularizer as make_regularizer
 from fedax.contract.schedule import PowerDecay, Schedule
 from fedax.errors import CodeError, ConfigError, place_of
@@ -251,29 +251,6 @@ def _mime_mvr(
     return MimeMVR(*_rates(lr, alpha, w, c, solver), server_lr, ref, lite, solver=solver)
 
 
-_NO_STEPS = "its clients take no local steps; lr is the server's"
-_DUAL = "its steps are dual averaging: z is the sum of η_t ν_t, ψ weighs as much as the η_t, and the metric is adaptive"
-_NO_SOLVER = {  # what needs plain SGD, and what to take
-    "led": "its dual λ is a sum of models, outside of the rate: y − η g − b λ; use scaffnew, where it is one of "
-    "gradients, with probability = b",
-    "locodl": "its control variates are compressed differences of models over γ, from one that the server gets to by "
-    "the same steps; use scaffnew or compressed-scaffnew",
-    "fedmass": "its η₂ g takes a part of the step η₁ g back, which has to be one of plain SGD; use nesterov-fedavg",
-    "fedda": _DUAL,
-    "fedda-mvr": _DUAL,
-    "feddualavg": "its steps are in the dual space, where ψ weighs as much as the sum of all η; use fedavg with "
-    "solver=SGD(…, regularizer=…)",
-    "local-adapt": "its local solver is Adam, whose scales Σ a correct the updates; use fedadam",
-    "local-amsgrad": "its local solver is AMSGrad with one v̂ for all clients; use fedadam",
-} | dict.fromkeys(
-    ("ef21", "diana", "marina", "dasha", "mb-storm", "fedda-distributed", "ace", "ringmaster", "ringleader"), _NO_STEPS
-)
-
-
-def _no_solver(name: str) -> dict[str, str]:
-    return {"solver": _NO_SOLVER[name]}
-
-
 _WEIGHTED = {"tau_eff": None, "vr": False}
 _NORMALIZED = {"regularizer": None, "vr": False}
 _BY_DEFAULT = {"tau_eff": "default"}
@@ -338,7 +315,7 @@ METHODS.add(
     fixed={"server_lr": 1.0, "compress": None},
 )
 METHODS.add("fedgate", VRLSGD, "VRL-SGD with a server learning rate; with compression FedCOMGATE")
-METHODS.add("led", LED, "local exact diffusion: a dual variable at each client, all clients", refuses=_no_solver("led"))
+METHODS.add("led", LED, "local exact diffusion: a dual variable at each client, all clients")
 METHODS.add("scaffnew", Scaffnew, "ProxSkip: communicates by the toss of a shared coin, all clients")
 METHODS.add("fedpaq", FedPAQ, "FedAvg with quantised updates, in cohorts: local steps, nothing kept by clients")
 METHODS.add(
@@ -346,36 +323,11 @@ METHODS.add(
     CompressedScaffnew,
     "Scaffnew in which each client sends a part of the model, by a pattern that all share, all clients",
 )
-METHODS.add(
-    "locodl",
-    LoCoDL,
-    "local steps with any unbiased compression: the exact optimum, all clients",
-    refuses=_no_solver("locodl"),
-)
-METHODS.add(
-    "ef21",
-    EF21,
-    "no local steps: top-k and other contractive compression of gradients, all clients",
-    refuses=_no_solver("ef21"),
-)
-METHODS.add(
-    "diana",
-    DIANA,
-    "no local steps: unbiased compression of gradients, its noise dies out, all clients",
-    refuses=_no_solver("diana"),
-)
-METHODS.add(
-    "marina",
-    MARINA,
-    "no local steps: unbiased compression, whole gradients now and then, all clients",
-    refuses=_no_solver("marina"),
-)
-METHODS.add(
-    "dasha",
-    DASHA,
-    "no local steps: unbiased compression, never whole gradients again, all clients",
-    refuses=_no_solver("dasha"),
-)
+METHODS.add("locodl", LoCoDL, "local steps with any unbiased compression: the exact optimum, all clients")
+METHODS.add("ef21", EF21, "no local steps: top-k and other contractive compression of gradients, all clients")
+METHODS.add("diana", DIANA, "no local steps: unbiased compression of gradients, its noise dies out, all clients")
+METHODS.add("marina", MARINA, "no local steps: unbiased compression, whole gradients now and then, all clients")
+METHODS.add("dasha", DASHA, "no local steps: unbiased compression, never whole gradients again, all clients")
 METHODS.add("feddyn", FedDyn, "dynamic regularisation: the exact optimum whatever the local work, client memory")
 METHODS.add("fedpd", FedPD, "primal-dual steps at each client, communication that may be skipped, all clients")
 METHODS.add(
@@ -389,12 +341,7 @@ METHODS.add("scaffold-m", ScaffoldWithMomentum, "SCAFFOLD with momentum inside o
 METHODS.add(
     "scaffold-m-vr", ScaffoldWithMomentumVR, "SCAFFOLD-M with recursive variance reduction: two gradients a step"
 )
-METHODS.add(
-    "mb-storm",
-    MBStorm,
-    "no local steps: STORM on the cohort's minibatches as one large batch",
-    refuses=_no_solver("mb-storm"),
-)
+METHODS.add("mb-storm", MBStorm, "no local steps: STORM on the cohort's minibatches as one large batch")
 METHODS.add("ce-lsgd", CELSGD, "MB-STORM's gradient, then variance-reduced local steps at one client")
 METHODS.add("bvr-l-sgd", BVRLSGD, "periodic full gradients, then variance-reduced local steps at one client")
 METHODS.add("stem", _stem, "recursive variance reduction with averaged directions, rates by step")
@@ -409,80 +356,61 @@ METHODS.add("mimelite", _mime, "Mime without the correction: cheaper, keeps a bi
 METHODS.add("mime-mvr", _mime_mvr, "Mime with momentum-based variance reduction", fixed={"lite": False})
 METHODS.add("mimelite-mvr", _mime_mvr, "MimeLite with momentum-based variance reduction", fixed={"lite": True})
 METHODS.add("nesterov-fedavg", NesterovFedAvg, "Nesterov's momentum in the local steps")
-METHODS.add(
-    "fedmass",
-    FedMaSS,
-    "Nesterov's momentum with a compensating step, for overparameterised problems",
-    refuses=_no_solver("fedmass"),
-)
+METHODS.add("fedmass", FedMaSS, "Nesterov's momentum with a compensating step, for overparameterised problems")
 METHODS.add(
     "fedda",
     _fedda,
     "adaptive local steps as restarted dual averaging; fields choose the four variants",
     fixed={"distributed": False},
-    refuses=_no_solver("fedda"),
 )
 METHODS.add(
     "fedda-mvr",
     _fedda,
     "FedDA-1-1: momentum variance reduction and a metric by coordinate",
     fixed={"gradient": "mvr", "metric": "coordinate", "distributed": False},
-    refuses=_no_solver("fedda-mvr"),
 )
 METHODS.add(
     "fedda-distributed",
     _fedda,
     "FedDA without local steps: clients send gradients only",
     fixed={"distributed": True},
-    refuses=_no_solver("fedda-distributed"),
 )
-METHODS.add(
-    "feddualavg",
-    FedDualAvg,
-    "dual averaging: keeps the zeros and the constraints of a regulariser",
-    refuses=_no_solver("feddualavg"),
-)
+METHODS.add("feddualavg", FedDualAvg, "dual averaging: keeps the zeros and the constraints of a regulariser")
 METHODS.add("fedasync", FedAsync, "asynchronous: the server's model is mixed with each client's")
 METHODS.add("fedbuff", FedBuff, "asynchronous: FedAvg's updates, some at a time, late ones for less")
 METHODS.add("ca2fl", CA2FL, "asynchronous: clients that are not heard count by their last updates, client memory")
-METHODS.add(
-    "ace",
-    ACE,
-    "asynchronous: no local steps, the mean of all clients' last gradients, client memory",
-    refuses=_no_solver("ace"),
-)
+METHODS.add("ace", ACE, "asynchronous: no local steps, the mean of all clients' last gradients, client memory")
 METHODS.add("area", AREA, "asynchronous: the model is the mean of all clients' last models, client memory")
 METHODS.add("fadas", FADAS, "asynchronous: AMSGrad at the server, with shorter steps where answers are late")
-METHODS.add(
-    "ringmaster",
-    Ringmaster,
-    "asynchronous: no local steps, gradients that are too late are thrown away",
-    refuses=_no_solver("ringmaster"),
-)
-METHODS.add(
-    "ringleader",
-    Ringleader,
-    "asynchronous: no local steps, a table of each client's gradients, all clients",
-    refuses=_no_solver("ringleader"),
-)
+METHODS.add("ringmaster", Ringmaster, "asynchronous: no local steps, gradients that are too late are thrown away")
+METHODS.add("ringleader", Ringleader, "asynchronous: no local steps, a table of each client's gradients, all clients")
 METHODS.add(
     "delayed-nesterov",
     _fedavg,
     "asynchronous: Nesterov's momentum at the server, which moves at every N-th step",
     fixed=_WEIGHTED | {"server": "delayed-nesterov"},
 )
-METHODS.add(
-    "local-adapt",
-    LocalAdapt,
-    "Adam at the clients, begun anew each round, and Adam at the server",
-    refuses=_no_solver("local-adapt"),
+METHODS.add("local-adapt", LocalAdapt, "Adam at the clients, begun anew each round, and Adam at the server")
+METHODS.add("local-amsgrad", LocalAMSGrad, "Adam at the clients with one second moment shared by all, client memory")
+
+_NO_STEPS = "its clients take no local steps; lr is the server's"
+_DUAL = "its steps are dual averaging: z is the sum of η_t ν_t, ψ weighs as much as the η_t, and the metric is adaptive"
+_WHY_NO_SOLVER = {  # what of it needs plain SGD, and what to take
+    "led": "its dual λ is a sum of models, outside of the rate: y − η g − b λ; use scaffnew, where it is one of "
+    "gradients, with probability = b",
+    "locodl": "its control variates are compressed differences of models over γ, from one that the server gets to by "
+    "the same steps; use scaffnew or compressed-scaffnew",
+    "fedmass": "its η₂ g takes a part of the step η₁ g back, which has to be one of plain SGD; use nesterov-fedavg",
+    "fedda": _DUAL,
+    "fedda-mvr": _DUAL,
+    "feddualavg": "its steps are in the dual space, where ψ weighs as much as the sum of all η; use fedavg with "
+    "solver=SGD(…, regularizer=…)",
+    "local-adapt": "its local solver is Adam, whose scales Σ a correct the updates; use fedadam",
+    "local-amsgrad": "its local solver is AMSGrad with one v̂ for all clients; use fedadam",
+} | dict.fromkeys(
+    ("ef21", "diana", "marina", "dasha", "mb-storm", "fedda-distributed", "ace", "ringmaster", "ringleader"), _NO_STEPS
 )
-METHODS.add(
-    "local-amsgrad",
-    LocalAMSGrad,
-    "Adam at the clients with one second moment shared by all, client memory",
-    refuses=_no_solver("local-amsgrad"),
-)
+METHODS.refuse("solver", _WHY_NO_SOLVER)
 
 
 def available() -> dict[str, str]:
@@ -549,11 +477,10 @@ def create(name: str, **hyper: Any) -> Algorithm:
         >>> create("fedprox", lr=0.1, prox=1.0).solver.prox
         1.0
     """
-    if hyper.get("solver") is not None and "solver" in (component := METHODS.get(name)).arguments:
-        if hyper.get("lr") is not None:
-            raise ConfigError("lr", hyper["lr"], IN_SOLVER)
-        its_own = ["lr", "prox"] if component.make is _fedavg else ["lr"]
-        hyper = dict.fromkeys(its_own) | hyper
+    if METHODS.get(name).make is _fedavg and hyper.get("solver") is not None:  # it has these itself
+        hyper = dict.fromkeys(("lr", "prox")) | hyper
     method: Algorithm = METHODS.make(name, **hyper)
+    if isinstance(method, LocalMethod) and method.solver is not None and hyper.get("lr") is not None:
+        raise ConfigError("lr", hyper["lr"], IN_SOLVER)
     method.validate()
     return method
