@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import optax
 
 import fedax
 from fedax.algorithms import METHODS
@@ -37,6 +38,7 @@ _HEAD = (
     "gradients a local step",
     "cohorts",
     "local steps",
+    "solver",
     "objective",
     "at its optimum",
 )
@@ -85,6 +87,7 @@ _FACTS = (
     "gradients in a local step",
     "cohorts",
     "local steps",
+    "local solver",
     "objective",
     "ends at the optimum of F",
     "source",
@@ -239,10 +242,22 @@ def _cells(name: str, **hyper: Any) -> tuple[str, ...]:
         _gradients(found.cohort, found.one, found.warmup),
         traits.cohorts,
         traits.steps,
+        _solver(name, found, hyper),
         "F + ψ" if "regularizer" in METHODS.get(name).arguments else "F",
         _EXACT.get(traits.exact, _LIMIT[traits.limit]),
         traits.source,
     )
+
+
+def _solver(name: str, found: Any, hyper: dict[str, Any]) -> str:
+    """Which local solvers a method takes."""
+    if "solver" not in METHODS.get(name).arguments:
+        return "its own" if found.cohort.asked.loops else "–"
+    try:
+        fedax.create(name, solver=fedax.Optax(optax.adam(0.1)), **hyper)
+    except fedax.ConfigError:
+        return "linear"
+    return "any"
 
 
 def _both(cohort: Amount, one: Amount) -> str:

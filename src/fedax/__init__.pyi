@@ -22,7 +22,7 @@ from .conformance import check
 from .contract.algorithm import Algorithm, Change, Exchange, Round, Traits
 from .contract.compression import Compressor, Message
 from .contract.compressors import QSGD, Cast, ErrorFeedback, Identity, Natural, PowerSGD, RandomK, Rotated, Sign, TopK
-from .contract.local import Solver, local_steps
+from .contract.local import LocalMethod, Solver, local_steps
 from .contract.oracle import Oracle
 from .contract.personal import PersonalPart
 from .contract.regularizers import (
@@ -149,6 +149,7 @@ __all__ = [
     "Identity",
     "L1Ball",
     "L2Ball",
+    "LocalMethod",
     "Lognormal",
     "Message",
     "Model",

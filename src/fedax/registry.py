@@ -30,6 +30,7 @@ class Component(NamedTuple):
         aliases: other names.
         defaults: arguments with another default than ``make`` has.
         fixed: arguments that a user does not set.
+        refuses: arguments of others that it does not take: name -> why, and what to do.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Component(NamedTuple):
     aliases: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = {}
     fixed: Mapping[str, Any] = {}
+    refuses: Mapping[str, str] = {}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -74,6 +76,8 @@ class Component(NamedTuple):
         """Raise a ConfigError for a given argument that is not among ``arguments``, or one of these that is missing."""
         for name, value in given.items():
             if name not in arguments:
+                if name in self.refuses:
+                    raise ConfigError(f"{prefix or ''}{name}", value, f"{self.name}: {self.refuses[name]}")
                 field = f"argument of {self.name}" if prefix is None else f"{prefix}{name}"
                 if not arguments:
                     raise ConfigError(field, value, "there is nothing to set here; leave it out")
@@ -132,6 +136,12 @@ class Registry:
                 raise ValueError(f"there is a {self.kind} {spelling!r} already")
         self._names |= {_key(spelling): name for spelling in (name, *aliases)}
         self._components[name] = Component(name, make, line, tuple(aliases), defaults or {}, fixed or {})
+
+    def refuse(self, argument: str, reasons: Mapping[str, str]) -> None:
+        """Say why some components do not take an argument that others take: name of the component -> why."""
+        for name, why in reasons.items():
+            component = self._components[name]
+            self._components[name] = component._replace(refuses={**component.refuses, argument: why})
 
     def register(self, name: str, make: Callable[..., Any], aliases: Sequence[str] = ()) -> None:
         """Add a component of a user's. The same class or function once more, as of a notebook's cell, replaces it.

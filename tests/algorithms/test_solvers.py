@@ -135,7 +135,8 @@ def test_learning_rates_of_optax_sweep_in_one_program(make, given):
 
 def test_optax_with_numbers_tells_them_and_refuses_others():
     solver = fedax.Optax(optax.sgd, learning_rate=0.1, nesterov=True, momentum=0.9)
-    assert repr(solver).endswith(">, learning_rate=0.1, momentum=0.9, nesterov=True)")
+    assert repr(solver) == "Optax(transformation=optax.sgd, learning_rate=0.1, momentum=0.9, nesterov=True)"
+    assert repr(eval(repr(solver), {"Optax": fedax.Optax, "optax": optax})) == repr(solver)
     check_linear(solver)
     assert jax.tree.leaves(solver) == [0.1, 0.9]
     half = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), fedax.Vector({"w": np.ones(2)}))

@@ -54,7 +54,7 @@ from fedax.algorithms.stem import STEM
 from fedax.algorithms.storm import BVRLSGD, CELSGD, MBStorm
 from fedax.algorithms.vrl_sgd import VRLSGD
 from fedax.contract.algorithm import Algorithm
-from fedax.contract.local import SGD, Optax, Solver
+from fedax.contract.local import IN_SOLVER, SGD, LocalMethod, Optax, Solver, checked_solver
 from fedax.contract.regularizers import regularizer as make_regularizer
 from fedax.contract.schedule import PowerDecay, Schedule
 from fedax.errors import CodeError, ConfigError, place_of
@@ -138,10 +138,8 @@ def _solver(solver: Any, **options: Any) -> Solver:
         return SGD(**options, regularizer=None if constraint is None else make_regularizer(constraint))
     for name, value in options.items():
         if value is not None and value is not False:
-            raise ConfigError(name, value, "the solver is given as an object; set it there")
-    if not isinstance(solver, Solver):
-        raise ConfigError("solver", solver, "give a fedax Solver: SGD(...), or Optax(transformation)")
-    return solver
+            raise ConfigError(name, value, IN_SOLVER)
+    return checked_solver(solver)
 
 
 def _fedavg(
@@ -180,13 +178,21 @@ def _mime(
     beta2: Any = None,
     eps: Any = None,
     lite: bool = False,
+    solver: Any = None,
 ) -> Mime:
     hyper = {"momentum": momentum, "beta1": beta1, "beta2": beta2, "eps": eps}
-    return Mime(named_part(BASES, base, Base, hyper), lr, server_lr, lite)
+    return Mime(named_part(BASES, base, Base, hyper), lr, server_lr, lite, solver=solver)
 
 
-def _rates(lr: Any, alpha: Any, w: Any, c: Any) -> tuple[Any, Any]:
+def _rates(lr: Any, alpha: Any, w: Any, c: Any, solver: Any = None) -> tuple[Any, Any]:
     """η_t = lr/(w + t)^{1/3} and α_{t+1} = c η_t², where w and c are given; α is largest at t = 0, and at most 1."""
+    if solver is not None:
+        for name, value in (("w", w), ("c", c)):
+            if value is not None:
+                raise ConfigError(
+                    name, value, "it makes a schedule of lr, which the solver has; give alpha as a schedule"
+                )
+        return lr, 0.1 if alpha is None else alpha
     check_number("lr", lr, 0, open_low=True)
     for name, value in (("w", w), ("c", c)):
         if value is not None:
@@ -214,8 +220,9 @@ def _stem(
     c: Any = None,
     prev: str = "averaged",
     warmup_batches: int | None = 1,
+    solver: Any = None,
 ) -> STEM:
-    return STEM(*_rates(lr, alpha, w, c), prev, warmup_batches)
+    return STEM(*_rates(lr, alpha, w, c, solver), prev, warmup_batches, solver=solver)
 
 
 def _fedda(
@@ -245,8 +252,9 @@ def _mime_mvr(
     server_lr: Any = 1.0,
     ref: str = "previous",
     lite: bool = False,
+    solver: Any = None,
 ) -> MimeMVR:
-    return MimeMVR(*_rates(lr, alpha, w, c), server_lr, ref, lite)
+    return MimeMVR(*_rates(lr, alpha, w, c, solver), server_lr, ref, lite, solver=solver)
 
 
 _WEIGHTED = {"tau_eff": None, "vr": False}
@@ -396,6 +404,25 @@ METHODS.add("q-fedavg", QFedAvg, "clients with a greater loss count for more")
 METHODS.add("local-adapt", LocalAdapt, "Adam at the clients, begun anew each round, and Adam at the server")
 METHODS.add("local-amsgrad", LocalAMSGrad, "Adam at the clients with one second moment shared by all, client memory")
 
+_NO_STEPS = "its clients take no local steps; lr is the server's"
+_DUAL = "its steps are dual averaging: z is the sum of η_t ν_t, ψ weighs as much as the η_t, and the metric is adaptive"
+_WHY_NO_SOLVER = {  # what of it needs plain SGD, and what to take
+    "led": "its dual λ is a sum of models, outside of the rate: y − η g − b λ; use scaffnew, where it is one of "
+    "gradients, with probability = b",
+    "locodl": "its control variates are compressed differences of models over γ, from one that the server gets to by "
+    "the same steps; use scaffnew or compressed-scaffnew",
+    "fedmass": "its η₂ g takes a part of the step η₁ g back, which has to be one of plain SGD; use nesterov-fedavg",
+    "fedda": _DUAL,
+    "fedda-mvr": _DUAL,
+    "feddualavg": "its steps are in the dual space, where ψ weighs as much as the sum of all η; use fedavg with "
+    "solver=SGD(…, regularizer=…)",
+    "local-adapt": "its local solver is Adam, whose scales Σ a correct the updates; use fedadam",
+    "local-amsgrad": "its local solver is AMSGrad with one v̂ for all clients; use fedadam",
+} | dict.fromkeys(
+    ("ef21", "diana", "marina", "dasha", "mb-storm", "fedda-distributed", "ace", "ringmaster", "ringleader"), _NO_STEPS
+)
+METHODS.refuse("solver", _WHY_NO_SOLVER)
+
 
 def available() -> dict[str, str]:
     """All methods: name -> one line. Aliases are accepted by :func:`create` and said here in the line.
@@ -430,7 +457,8 @@ def create(name: str, **hyper: Any) -> Algorithm:
             nesterov      Nesterov's form of that momentum; off
             prox          μ ≥ 0 of the proximal solver; off, 0.005 in fedprox
             decay         δ in (0, 1], factor of lr a local step; off
-            solver        a :class:`fedax.Solver` in the place of the five above
+            solver        a :class:`fedax.Solver` that takes the local steps: in the FedAvg family in the place of the
+                          five above, else of lr; other methods say why they take none
             tau_eff       FedNova: ``"default"``, ``"ptau"``, ``"mean"`` or a number > 0
             server        the server optimizer: ``"plain"``, ``"momentum"``, ``"slowmo"``,
                           ``"delayed-nesterov"``, ``"adagrad"``, ``"adam"``, ``"yogi"``, a ServerOptimizer or an
@@ -460,8 +488,10 @@ def create(name: str, **hyper: Any) -> Algorithm:
         >>> create("fedprox", lr=0.1, prox=1.0).solver.prox
         1.0
     """
-    if "solver" in hyper:  # it has these itself
-        hyper = dict.fromkeys(METHODS.get(name).arguments.keys() & {"solver", "lr", "prox"}) | hyper
+    if METHODS.get(name).make is _fedavg and hyper.get("solver") is not None:  # it has these itself
+        hyper = dict.fromkeys(("lr", "prox")) | hyper
     method: Algorithm = METHODS.make(name, **hyper)
+    if isinstance(method, LocalMethod) and method.solver is not None and hyper.get("lr") is not None:
+        raise ConfigError("lr", hyper["lr"], IN_SOLVER)
     method.validate()
     return method

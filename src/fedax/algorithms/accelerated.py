@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
 from fedax.contract.hyper import choice, hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod, local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
@@ -34,7 +34,7 @@ class TwoSequences(NamedTuple):
     second: Any
 
 
-class NesterovFedAvg(Algorithm):
+class NesterovFedAvg(LocalMethod):
     """FedAvg with Nesterov's momentum in the local steps.
 
     Published for equal steps; unequal ones are refused. Without momentum it is FedAvg, in every ``sync``.
@@ -69,11 +69,12 @@ class NesterovFedAvg(Algorithm):
         v = {"paper": memory, "both": download.second, "restart": x}[self.sync]
 
         def step(state: Any, k: Any) -> Any:
-            y, v = state
-            v_new = y - self.lr(oracle.t(k)) * oracle.grad(y, k)
-            return v_new + self.momentum(oracle.t(k)) * (v_new - v), v_new
+            y, v, buffer = state
+            eta = self.lr(oracle.t(k))
+            v_new, buffer = self.local_step(y, buffer, oracle.grad(y, k), k, x, eta)
+            return v_new + self.momentum(oracle.t(k)) * (v_new - v), v_new, buffer
 
-        y, v_new = local_steps(step, (x, v), oracle)
+        y, v_new, _ = local_steps(step, (x, v, self.begin(x)), oracle)
         upload = TwoSequences(y - x, v_new - v if self.sync == "both" else ())
         return upload, v_new if self.sync == "paper" else ()
 

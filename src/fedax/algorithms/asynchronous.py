@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from fedax.contract.algorithm import Algorithm, Change, Pace, Round, Traits
 from fedax.contract.hyper import check, choice, count, flag, hyper
-from fedax.contract.local import check_pull, local_steps
+from fedax.contract.local import LocalMethod, check_pull, sgd_rate
 from fedax.contract.oracle import Oracle
 from fedax.contract.staleness import PolynomialStaleness, Staleness
 from fedax.contract.staleness import staleness as make_staleness
@@ -53,7 +53,7 @@ class MemoryState(NamedTuple):
     h: Vector
 
 
-class FedAsync(Algorithm):
+class FedAsync(LocalMethod):
     """FedAsync: the server mixes its model with each client's, which pulls it back to where that client began.
 
     Published for one answer at a time and p_i = 1/N. Unequal p_i, and the mean of several models, are extensions; a
@@ -95,7 +95,7 @@ class FedAsync(Algorithm):
 
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
         x = download
-        return local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) + self.prox * (y - x)), x, oracle), memory
+        return self.descend(lambda y, k: oracle.grad(y, k) + self.prox * (y - x), x, oracle), memory
 
     def server(self, server: ModelState, mean: Vector, round: Round) -> ModelState:
         total = 1 - round.shortfall  # Σ ω_i
@@ -103,10 +103,10 @@ class FedAsync(Algorithm):
 
     def validate(self) -> None:
         check(self)
-        check_pull("prox", self.prox, self.lr)
+        check_pull("prox", self.prox, sgd_rate(self))
 
 
-class FedBuff(Algorithm):
+class FedBuff(LocalMethod):
     """FedBuff: FedAvg's updates, of which the server takes K at a time.
 
     Published for p_i = 1/N; unequal p_i are an extension. In synchronous rounds this is FedAvg.
@@ -144,16 +144,10 @@ class FedBuff(Algorithm):
         return server.x
 
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
-        return _sgd(self.lr, download, oracle) - download, memory
+        return self.descend(oracle.grad, download, oracle) - download, memory
 
     def server(self, server: ModelState, mean: Vector, round: Round) -> ModelState:
         return ModelState(server.x + self.server_lr * mean)
-
-
-def _sgd(lr: Any, x: Vector, oracle: Oracle) -> Vector:
-    """y_i, after τ_i steps of SGD from ``x``."""
-    y: Vector = local_steps(lambda y, k: y - lr * oracle.grad(y, k), x, oracle)
-    return y
 
 
 class Calibrated(NamedTuple):
@@ -163,7 +157,7 @@ class Calibrated(NamedTuple):
     change: Change
 
 
-class CA2FL(Algorithm):
+class CA2FL(LocalMethod):
     """CA2FL: clients that are not heard count by their last updates, so that speed does not decide who counts.
 
     A client keeps its last update h_i, at first 0, and sends Δ_i − h_i; the server keeps Σ p_i h_i. (The paper's server
@@ -200,7 +194,7 @@ class CA2FL(Algorithm):
         return server.x
 
     def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Calibrated, Vector]:
-        dx = _sgd(self.lr, download, oracle) - download
+        dx = self.descend(oracle.grad, download, oracle) - download
         difference = dx - memory
         return Calibrated(difference, Change(difference)), dx
 
@@ -252,7 +246,7 @@ class ACE(Algorithm):
         return MemoryState(server.x - self.lr * h, h)
 
 
-class AREA(Algorithm):
+class AREA(LocalMethod):
     """AREA: the model is the mean of all clients' last models; each client sends by how much its own has changed.
 
     A client keeps the model z_i that it arrived at last, at first x^0, so that x = Σ p_i z_i at any time. Published for
@@ -287,7 +281,7 @@ class AREA(Algorithm):
         return server.x
 
     def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Change, Vector]:
-        y = _sgd(self.lr, download, oracle)
+        y = self.descend(oracle.grad, download, oracle)
         return Change(y - memory), y
 
     def server(self, server: ModelState, mean: Any, round: Round) -> ModelState:
@@ -304,7 +298,7 @@ class FADASState(NamedTuple):
     steps: Any
 
 
-class FADAS(Algorithm):
+class FADAS(LocalMethod):
     """FADAS: AMSGrad at the server on the buffer's mean update, with shorter steps where an answer is very late.
 
     m ← β₁m + (1−β₁)⟨Δ⟩; v ← β₂v + (1−β₂)⟨Δ⟩²; v̂ ← max(v̂, v); x ← x + γ m/(√v̂ + ε), elementwise, all from 0.
@@ -351,7 +345,7 @@ class FADAS(Algorithm):
         return server.x
 
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
-        return _sgd(self.lr, download, oracle) - download, memory
+        return self.descend(oracle.grad, download, oracle) - download, memory
 
     def server(self, server: FADASState, mean: Vector, round: Round) -> FADASState:
         m = self.beta1 * server.m + (1 - self.beta1) * mean

@@ -13,6 +13,9 @@ combination of local training and communication compression", Algorithm 1.
     Server   x ← Σ p_i q_i x̂_i / Σ p_i q_i in each coordinate
     Client   h_i ← h_i + (p η/γ) q_i (x − x̂_i)
 
+With a solver the sum of the client's directions g_i − h_i, which is sent and averaged in the same way, stands in the
+place of −(x̂_i − x)/γ.
+
 Row k of the template, k = 0 … d − 1, has ones in the columns sk, sk + 1, …, sk + s − 1 (mod N); its columns are
 permuted at random in every round. So each coordinate has s senders, and each client sends ⌊sd/N⌋ or ⌈sd/N⌉ of them.
 """
@@ -25,11 +28,11 @@ import numpy as np
 
 from fedax.algorithms.led import DualState, common_step
 from fedax.algorithms.parts import OTHERS
-from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
+from fedax.contract.algorithm import Exchange, Round, Traits
 from fedax.contract.compression import ArrayForm, Compressor, Message
 from fedax.contract.hyper import count, hyper
 from fedax.contract.indices import shuffled
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod
 from fedax.contract.oracle import Oracle
 from fedax.contract.packing import packed, unpacked
 from fedax.contract.vector import Vector, zeros_like
@@ -42,9 +45,13 @@ class Masked(NamedTuple):
     vector: Vector
     sent: Vector
 
+    def mean(self) -> Vector:
+        """The mean over a coordinate's senders; 0 where there is none."""
+        return self.vector.map(lambda total, sent: total / jnp.where(sent > 0, sent, 1), self.sent)
+
 
 class Between(NamedTuple):
-    """What a client holds until it hears the new model: control variate, local model, and its column."""
+    """What a client holds until it hears the means: control variate, local model or sum of directions, its column."""
 
     h: Vector
     y: Vector
@@ -109,7 +116,7 @@ class Pattern(Compressor):
         return -(-self.senders * form.size // self.clients)
 
 
-class CompressedScaffnew(Algorithm):
+class CompressedScaffnew(LocalMethod):
     """CompressedScaffnew: local steps between communications, of which each client sends a part; the optimum of F.
 
     A round here is what lies between two communications: ``work=GeometricSteps(1/p)`` is the published method, as in
@@ -141,7 +148,7 @@ class CompressedScaffnew(Algorithm):
         return Traits("CompressedScaffnew", source, "all", limit="F", exact="always", corrects=OTHERS)
 
     def init(self, x: Vector) -> DualState:
-        return DualState(x)
+        return DualState(x, () if self.solver is None else zeros_like(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
@@ -153,19 +160,30 @@ class CompressedScaffnew(Algorithm):
             raise ConfigError("senders", senders, f"there are {clients} clients; give at most as many")
         return Pattern(senders, clients)
 
-    def client(self, download: DualState, memory: Vector, oracle: Oracle) -> tuple[Message, Between]:
-        x = download.x
-        y = local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) - memory), x, oracle)
+    def client(self, download: DualState, memory: Vector, oracle: Oracle) -> tuple[Any, Between]:
+        x, direction = download.x, lambda y, k: oracle.grad(y, k) - memory
+        y, total = (
+            (self.descend(direction, x, oracle), None)
+            if self.solver is None
+            else self.descend_summed(direction, x, oracle)
+        )
         pattern = self.pattern(oracle.num_clients)
         column = shuffled(oracle.client, pattern.clients, oracle.round_key, max_size=pattern.clients)
+        if total is not None:
+            return (pattern.message(column, y - x), pattern.message(column, total)), Between(memory, total, column)
         return pattern.message(column, y - x), Between(memory, y, column)
 
-    def server(self, server: DualState, mean: Masked, round: Round) -> DualState:
-        return DualState(server.x + mean.vector.map(lambda dx, sent: dx / jnp.where(sent > 0, sent, 1), mean.sent))
+    def server(self, server: DualState, mean: Any, round: Round) -> DualState:
+        if self.solver is not None:
+            return DualState(server.x + mean[0].mean(), mean[1].mean())
+        return DualState(server.x + mean.mean())
 
     def listen(self, download: DualState, memory: Between, oracle: Oracle) -> tuple[None, Vector]:
         """The client hears the new model and moves its control variate, in the coordinates that it sent."""
         p, pattern = common_step(self.probability, "probability", oracle), self.pattern(oracle.num_clients)
+        if self.solver is not None:
+            lacked = pattern.message(memory.column, memory.y - download.total).decode().vector
+            return None, memory.h + (p * damping(pattern)) * lacked
         lacked = pattern.message(memory.column, download.x - memory.y).decode().vector
         return None, memory.h + (p * damping(pattern) / self.lr) * lacked
 

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import jax
 
 from fedax.algorithms.parts import OTHERS
-from fedax.contract.algorithm import Algorithm, Change, Round, Traits
+from fedax.contract.algorithm import Change, Round, Traits
 from fedax.contract.hyper import check, choice, hyper
-from fedax.contract.local import check_pull, local_steps, phases
+from fedax.contract.local import LocalMethod, check_pull, phases, sgd_rate
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
@@ -45,7 +45,7 @@ class Upload(NamedTuple):
     change: Any
 
 
-class FedDyn(Algorithm):
+class FedDyn(LocalMethod):
     """FedDyn: dynamic regularisation; the exact optimum of F, however inexact the local work, with sampled cohorts too.
 
     Published for p_i = 1/N. For unequal p_i all means have the data's weights and α is common.
@@ -81,11 +81,7 @@ class FedDyn(Algorithm):
 
     def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
         x, dual = download, memory
-
-        def step(y: Vector, k: Any) -> Vector:
-            return y - self.lr * (oracle.grad(y, k) - dual + self.alpha * (y - x))
-
-        dx = local_steps(step, x, oracle) - x
+        dx = self.descend(lambda y, k: oracle.grad(y, k) - dual + self.alpha * (y - x), x, oracle) - x
         return Upload(dx, Change(dx)), dual - self.alpha * dx
 
     def server(self, server: FedDynState, mean: Upload, round: Round) -> FedDynState:
@@ -98,7 +94,7 @@ class FedDyn(Algorithm):
 
     def validate(self) -> None:
         check(self)
-        check_pull("alpha", self.alpha, self.lr)
+        check_pull("alpha", self.alpha, sgd_rate(self))
 
 
 class FedPDState(NamedTuple):
@@ -107,7 +103,7 @@ class FedPDState(NamedTuple):
     x: Vector
 
 
-class FedPD(Algorithm):
+class FedPD(LocalMethod):
     """FedPD: primal-dual steps at every client, which communicate now and then; the exact optimum of F with skip off.
 
     A round here is what lies between two communications. Published for p_i = 1/N; unequal p_i in the mean are an
@@ -148,11 +144,7 @@ class FedPD(Algorithm):
         def phase(state: Any, j: Any) -> Any:
             x, dual = state
             first = j * oracle.steps
-
-            def step(y: Vector, k: Any) -> Vector:
-                return y - self.lr * (oracle.grad(y, first + k) + dual + self.alpha * (y - x))
-
-            y = local_steps(step, x, oracle)
+            y = self.descend(lambda y, k: oracle.grad(y, first + k) + dual + self.alpha * (y - x), x, oracle)
             dual = dual + self.alpha * (y - x)
             return y + dual / self.alpha, dual
 
@@ -164,4 +156,4 @@ class FedPD(Algorithm):
 
     def validate(self) -> None:
         check(self)
-        check_pull("alpha", self.alpha, self.lr)
+        check_pull("alpha", self.alpha, sgd_rate(self))

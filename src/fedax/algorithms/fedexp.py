@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedax.contract.algorithm import Algorithm, Round, Traits
+from fedax.contract.algorithm import Round, Traits
 from fedax.contract.hyper import flag, hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector
 
@@ -42,7 +42,7 @@ class FedExPUpload(NamedTuple):
     square: Any
 
 
-class FedExP(Algorithm):
+class FedExP(LocalMethod):
     """FedExP: the server's learning rate of each round from the lengths of the updates; at least 1, which is FedAvg.
 
     Published for equal τ_i and p_i = 1/N, with uniform cohorts. Unequal p_i weigh updates and squares alike, as in the
@@ -78,7 +78,7 @@ class FedExP(Algorithm):
 
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[FedExPUpload, Any]:
         x = download
-        dx = local_steps(lambda y, k: y - self.lr * oracle.grad(y, k), x, oracle) - x
+        dx = self.descend(oracle.grad, x, oracle) - x
         return FedExPUpload(dx, dx.dot(dx)), memory
 
     def server(self, server: FedExPState, mean: FedExPUpload, round: Round) -> FedExPState:

@@ -26,10 +26,10 @@ import jax
 import jax.numpy as jnp
 
 from fedax.algorithms.parts import check_unbiased, optional_compressor
-from fedax.contract.algorithm import Algorithm, Round, Traits
+from fedax.contract.algorithm import Round, Traits
 from fedax.contract.compression import Compressor
 from fedax.contract.hyper import check, hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod, local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
@@ -42,7 +42,7 @@ class FedGLOMOState(NamedTuple):
     u: Vector
 
 
-class FedGLOMO(Algorithm):
+class FedGLOMO(LocalMethod):
     """FedGLOMO: variance reduction between rounds and between local steps. Two local runs a round.
 
     Published for equal steps and p_i = 1/N. Extensions: unequal p_i; clients that take unequal steps count by their
@@ -79,11 +79,11 @@ class FedGLOMO(Algorithm):
     def client(self, download: Any, memory: Any, oracle: Oracle) -> tuple[Any, Any]:
         def progress(z: Vector) -> Vector:
             def step(state: Any, k: Any) -> Any:
-                y_last, y, v = state
+                y_last, y, buffer, v = state
                 v = v + oracle.grad(y, k) - oracle.grad(y_last, k)
-                return y, y - self.lr * v, v
+                return y, *self.local_step(y, buffer, v, k, z), v
 
-            _, y, _ = local_steps(step, (z, z, oracle.full_grad(z)), oracle)
+            _, y, *_ = local_steps(step, (z, z, self.begin(z), oracle.full_grad(z)), oracle)
             return (z - y) / oracle.steps
 
         x, x_last = download

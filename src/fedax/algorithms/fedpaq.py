@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 
 from fedax.algorithms.parts import check_unbiased
-from fedax.contract.algorithm import Algorithm, Round, Traits
+from fedax.contract.algorithm import Round, Traits
 from fedax.contract.compression import Compressor, Message
 from fedax.contract.compressors import QSGD, compressor
 from fedax.contract.hyper import check, hyper
-from fedax.contract.local import SGD
+from fedax.contract.local import LocalMethod
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector
 
@@ -36,7 +36,7 @@ class FedPAQState(NamedTuple):
     x: Vector
 
 
-class FedPAQ(Algorithm):
+class FedPAQ(LocalMethod):
     """FedPAQ: FedAvg with an unbiased compressor of the updates, in cohorts of any kind.
 
     Published for equal τ_i and p_i = 1/N, with uniform cohorts. Unequal weights and unequal τ_i are extensions, the
@@ -69,7 +69,7 @@ class FedPAQ(Algorithm):
         return server.x
 
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Message, Any]:
-        y = SGD(self.lr).run(download, oracle)
+        y = self.descend(oracle.grad, download, oracle)
         message, _ = self.compress.encode(oracle.key, y - download)
         return message, memory
 

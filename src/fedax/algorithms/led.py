@@ -15,6 +15,9 @@ communication acceleration!".
     Client             LED: y_i ← y_i + φ_i − x;   Scaffnew: h_i ← h_i + (p_c/η) (x − x̂_i)
 
 For constant η they are one method with b = p_c and b y_i = −η h_i. With b = 1/K both are VRL-SGD.
+
+With a solver the sum D_i of a client's directions g_i − h_i, which is sent too, stands in the place of −Δ_i/η in
+Scaffnew: h_i ← h_i + p_c (D_i − Σ p_j D_j).
 """
 
 from typing import Any, NamedTuple
@@ -22,19 +25,20 @@ from typing import Any, NamedTuple
 from fedax.algorithms.parts import OTHERS
 from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
 from fedax.contract.hyper import hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod, local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
 
 class DualState(NamedTuple):
-    """Server state: the model."""
+    """Server state: the model; with a solver also the mean of the clients' sums of directions."""
 
     x: Vector
+    total: Any = ()
 
 
 class Between(NamedTuple):
-    """What a client holds until it hears the new model: its dual variable, and its local model."""
+    """What a client holds until it hears the means: its dual variable, and its local model or sum of directions."""
 
     dual: Vector
     y: Vector
@@ -83,7 +87,7 @@ class LED(Algorithm):
         return (Exchange(self.client, self.server), Exchange(self.listen))
 
 
-class Scaffnew(Algorithm):
+class Scaffnew(LocalMethod):
     """Scaffnew (ProxSkip): clients communicate when a coin that all share says so; the exact optimum of F.
 
     A round here is what lies between two communications, so that its local steps are the tosses of the coin:
@@ -109,22 +113,28 @@ class Scaffnew(Algorithm):
         )
 
     def init(self, x: Vector) -> DualState:
-        return DualState(x)
+        return DualState(x, () if self.solver is None else zeros_like(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def client(self, download: DualState, memory: Vector, oracle: Oracle) -> tuple[Vector, Between]:
-        x = download.x
-        y = local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) - memory), x, oracle)
+    def client(self, download: DualState, memory: Vector, oracle: Oracle) -> tuple[Any, Between]:
+        x, direction = download.x, lambda y, k: oracle.grad(y, k) - memory
+        if self.solver is not None:
+            y, total = self.descend_summed(direction, x, oracle)
+            return (y - x, total), Between(memory, total)
+        y = self.descend(direction, x, oracle)
         return y - x, Between(memory, y)
 
-    def server(self, server: DualState, mean: Vector, round: Round) -> DualState:
-        return DualState(server.x + mean)
+    def server(self, server: DualState, mean: Any, round: Round) -> DualState:
+        dx, total = (mean, ()) if self.solver is None else mean
+        return DualState(server.x + dx, total)
 
     def listen(self, download: DualState, memory: Between, oracle: Oracle) -> tuple[None, Vector]:
         """The client hears the new model and moves its dual variable."""
         p_c = common_step(self.probability, "probability", oracle)
+        if self.solver is not None:
+            return None, memory.dual + p_c * (memory.y - download.total)
         return None, memory.dual + p_c * (download.x - memory.y) / self.lr
 
     def exchanges(self) -> tuple[Exchange, ...]:

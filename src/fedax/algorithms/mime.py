@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
+from fedax.contract.algorithm import Exchange, Round, Traits
 from fedax.contract.hyper import check, choice, flag, hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod, excess
 from fedax.contract.oracle import Oracle
 from fedax.contract.settings import Settings
 from fedax.contract.vector import Vector, zeros_like
@@ -137,7 +137,7 @@ class Upload(NamedTuple):
     c: Vector
 
 
-class Mime(Algorithm):
+class Mime(LocalMethod):
     """Mime and MimeLite with SGD, momentum or Adam at their base; ``fedax.create`` has SGD, which has no momentum.
 
     Under full participation Mime reaches the exact optimum with constant η; MimeLite keeps a bias of drift. Clients
@@ -157,7 +157,7 @@ class Mime(Algorithm):
         False
     """
 
-    base: Base
+    base: Base  # type: ignore[misc]  # the solver is given by its name only
     lr: Any = hyper(0.05, "(0, ∞)")
     server_lr: Any = hyper(1.0, "(0, ∞)")
     lite: bool = flag()
@@ -183,11 +183,10 @@ class Mime(Algorithm):
         """Mime's second exchange, client: local steps on corrected gradients."""
         x, s, c = download
 
-        def step(y: Vector, k: Any) -> Vector:
-            g = oracle.grad(y, k) - oracle.grad(x, k) + c
-            return y - self.lr * self.base.direction(g, s)
+        def direction(y: Vector, k: Any) -> Vector:
+            return self.base.direction(oracle.grad(y, k) - oracle.grad(x, k) + c, s)
 
-        return local_steps(step, x, oracle) - x, memory
+        return self.descend(direction, x, oracle) - x, memory
 
     def move(self, server: Gathered, mean: Vector, round: Round) -> MimeState:
         """Mime's second exchange, server."""
@@ -197,13 +196,13 @@ class Mime(Algorithm):
     def work_lite(self, download: MimeState, memory: Any, oracle: Oracle) -> tuple[Upload, Any]:
         """MimeLite, client."""
         x, s = download
-        y = local_steps(lambda y, k: y - self.lr * self.base.direction(oracle.grad(y, k), s), x, oracle)
+        y = self.descend(lambda y, k: self.base.direction(oracle.grad(y, k), s), x, oracle)
         return Upload(y - x, oracle.full_grad(x)), memory
 
     def move_lite(self, server: MimeState, mean: Upload, round: Round) -> MimeState:
         """MimeLite, server."""
         known = self.base.direction(zeros_like(server.x), server.s)
-        dx = mean.dx - (round.shortfall * self.lr * round.mean_steps) * known
+        dx = mean.dx - excess(self, known, server.x, round)
         return MimeState(server.x + self.server_lr * dx, self.base.statistics(mean.c, server.s))
 
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -244,7 +243,7 @@ class MVRUpload(NamedTuple):
     gradients: Gradients
 
 
-class MimeMVR(Algorithm):
+class MimeMVR(LocalMethod):
     """MimeMVR and MimeLiteMVR: momentum-based variance reduction across rounds.
 
     Under full participation MimeMVR reaches the exact optimum with constant η; MimeLiteMVR keeps a bias in proportion
@@ -311,7 +310,7 @@ class MimeMVR(Algorithm):
         """MimeLiteMVR, server."""
         m = self.momentum(server.m, mean.gradients, round)
         known = (1 - self.alpha(round.t)) * server.m
-        dx = mean.dx - (round.shortfall * self.lr(round.t) * round.mean_steps) * known
+        dx = mean.dx - excess(self, known, server.x, round)
         return MimeMVRState(server.x + self.server_lr * dx, server.x, m)
 
     def steps(self, x: Vector, x_last: Vector, m: Vector, oracle: Oracle, correction: Any = None) -> Vector:
@@ -319,12 +318,12 @@ class MimeMVR(Algorithm):
         old = x_last if self.ref == "previous" else x
         eta, a = self.lr(oracle.t(0)), self.alpha(oracle.t(0))
 
-        def step(y: Vector, k: Any) -> Vector:
+        def direction(y: Vector, k: Any) -> Vector:
             g_i = oracle.grad(y, k)
             g = g_i if correction is None else g_i + correction(k)
-            return y - eta * (a * g + (1 - a) * (m + g_i - oracle.grad(old, k)))
+            return a * g + (1 - a) * (m + g_i - oracle.grad(old, k))
 
-        return local_steps(step, x, oracle) - x
+        return self.descend(direction, x, oracle, eta) - x
 
     def momentum(self, m: Vector, mean: Gradients, round: Round) -> Vector:
         """m ← c + (1−a) (m − ∇F(x_last))."""

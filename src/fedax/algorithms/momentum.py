@@ -25,6 +25,9 @@ unbiased: all v contain (1−β) g, which the server knows and need not estimate
 ω: SCAFFOLD-M and its VR form because every corrected step is 0 at the optimum, whoever takes part; FedAvg-M-VR because
 its recursion is far less noisy so. FedAvg-M-VR's limit is then that of :class:`fedax.UniformNormalized`.
 
+With a solver a client sends the mean of its v too, which stands in the place of −Δ_i/(η τ_i) in g. The model moves by
+server_lr · Σ ω̂_i τ_i times the mean of Δ_i/τ_i, and x^{r−1} is sent.
+
 In the reparameterised form (appendix D.2) g/β stands in the place of g, and η means the paper's βη: the new gradient
 has weight 1, as in most implementations of momentum. Both forms give the same models.
 
@@ -39,9 +42,9 @@ import jax.numpy as jnp
 
 from fedax.algorithms.parts import OTHERS
 from fedax.algorithms.warmup import first_gradients
-from fedax.contract.algorithm import Algorithm, Change, Exchange, Round, Traits
+from fedax.contract.algorithm import Change, Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod, excess, local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
@@ -49,30 +52,39 @@ _NO_STEP = 0.0  # γ before the first step: x^{−1} = x^0
 
 
 class MomentumState(NamedTuple):
-    """Server state: the model, the momentum g, and γ of the last step."""
+    """Server state: the model, the momentum g, and γ of the last step; with a solver the last model in its place."""
 
     x: Vector
     g: Vector
     gamma: Any
+    x_last: Any = ()
 
 
 class ControlledState(NamedTuple):
-    """Server state: the model, the momentum g, γ of the last step, and the mean control variate."""
+    """Server state: as :class:`MomentumState`, and the mean control variate."""
 
     x: Vector
     g: Vector
     gamma: Any
     c: Vector
+    x_last: Any = ()
+
+
+class Directed(NamedTuple):
+    """What a client with a solver sends: the update of the model and the direction, means over its local steps."""
+
+    dx: Vector
+    d: Vector
 
 
 class Upload(NamedTuple):
-    """The update of the model per local step, and the change of the client's control variate."""
+    """The update of the model per local step, or :class:`Directed`; and the change of the client's control variate."""
 
-    dx: Vector
+    dx: Any
     dc: Any
 
 
-class FedAvgWithMomentum(Algorithm):
+class FedAvgWithMomentum(LocalMethod):
     """FedAvg-M, also called FedCM: every local step goes along β g_i + (1−β) g.
 
     With constant η it ends where FedAvg with the local learning rate βη does.
@@ -99,22 +111,25 @@ class FedAvgWithMomentum(Algorithm):
         return Traits("FedAvg-M", "Cheng et al. 2024, Algorithm 1", limit="F", own=self.beta)
 
     def init(self, x: Vector) -> MomentumState:
-        return MomentumState(x, zeros_like(x), _NO_STEP)
+        return MomentumState(x, zeros_like(x), _NO_STEP if self.solver is None else ())
 
     def download(self, server: MomentumState) -> Any:
         return server.x, server.g
 
-    def client(self, download: Any, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
+    def client(self, download: Any, memory: Any, oracle: Oracle) -> tuple[Any, Any]:
         (x, g), new = download, _weight(self)
-        y = local_steps(lambda y, k: y - self.lr * (new * oracle.grad(y, k) + (1 - self.beta) * g), x, oracle)
-        return (y - x) / oracle.steps, memory
+        return _work(self, lambda y, k: new * oracle.grad(y, k) + (1 - self.beta) * g, x, oracle), memory
 
-    def server(self, server: MomentumState, mean: Vector, round: Round) -> MomentumState:
+    def server(self, server: MomentumState, mean: Any, round: Round) -> MomentumState:
+        if self.solver is not None:
+            known = (1 - self.beta) * server.g
+            dx = round.mean_steps * mean.dx - excess(self, known, server.x, round)
+            return MomentumState(server.x + self.server_lr * dx, mean.d + round.shortfall * known, ())
         g = mean / -self.lr + (round.shortfall * (1 - self.beta)) * server.g
         return MomentumState(*_step(self, server.x, g, round))
 
 
-class FedAvgWithMomentumVR(Algorithm):
+class FedAvgWithMomentumVR(LocalMethod):
     """FedAvg-M-VR: recursive variance reduction between the last two models, in every local step.
 
     With constant η it ends where FedAvg does, for every β: β tunes the noise. Two gradients a local step.
@@ -141,27 +156,28 @@ class FedAvgWithMomentumVR(Algorithm):
         return Traits("FedAvg-M-VR", "Cheng et al. 2024, Algorithm 3", limit="F")
 
     def init(self, x: Vector) -> MomentumState:
+        if self.solver is not None:
+            return MomentumState(x, zeros_like(x), (), x)
         return MomentumState(x, zeros_like(x), _NO_STEP)
 
-    def client(self, download: MomentumState, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
+    def client(self, download: MomentumState, memory: Any, oracle: Oracle) -> tuple[Any, Any]:
         x, g = download.x, download.g
-        x_last = x + download.gamma * g
+        x_last = _last(self, download)
 
-        def step(y: Vector, k: Any) -> Vector:
-            v = oracle.grad(y, k) + (1 - self.beta) * (g - oracle.grad(x_last, k))
-            return y - self.lr * v
+        def direction(y: Vector, k: Any) -> Vector:
+            return oracle.grad(y, k) + (1 - self.beta) * (g - oracle.grad(x_last, k))
 
-        y = local_steps(step, x, oracle)
-        return (y - x) / oracle.steps, memory
+        return _work(self, direction, x, oracle), memory
 
-    def server(self, server: MomentumState, mean: Vector, round: Round) -> MomentumState:
-        return MomentumState(*_step(self, server.x, mean / (-self.lr * round.total), round))
+    def server(self, server: MomentumState, mean: Any, round: Round) -> MomentumState:
+        x, g, gamma = _next(self, server.x, mean, round)
+        return MomentumState(x, g, gamma, () if self.solver is None else server.x)
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(g=g))
 
 
-class ScaffoldWithMomentum(Algorithm):
+class ScaffoldWithMomentum(LocalMethod):
     """SCAFFOLD-M: SCAFFOLD whose local steps go along β (g_i − c_i + c) + (1−β) g.
 
     Reaches the exact optimum with constant η, with any cohorts.
@@ -192,7 +208,7 @@ class ScaffoldWithMomentum(Algorithm):
         return Traits("SCAFFOLD-M", source, limit="F", exact="always", corrects=OTHERS)
 
     def init(self, x: Vector) -> ControlledState:
-        return ControlledState(x, zeros_like(x), _NO_STEP, zeros_like(x))
+        return ControlledState(x, zeros_like(x), _NO_STEP if self.solver is None else (), zeros_like(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
@@ -204,24 +220,26 @@ class ScaffoldWithMomentum(Algorithm):
         (x, g, c), c_i, new = download, memory, _weight(self)
 
         def step(state: Any, k: Any) -> Any:
-            y, total = state
+            y, buffer, total = state
             g_i = oracle.grad(y, k)
             v = new * (g_i - c_i + c) + (1 - self.beta) * g
-            return y - self.lr * v, total + g_i
+            return *self.local_step(y, buffer, v, k, x), total + g_i
 
-        y, total = local_steps(step, (x, zeros_like(x)), oracle)
+        y, _, total = local_steps(step, (x, self.begin(x), zeros_like(x)), oracle)
         c_new = total / oracle.steps
-        return Upload((y - x) / oracle.steps, Change(c_new - c_i)), c_new
+        dx: Any = (y - x) / oracle.steps
+        if self.solver is not None:
+            dx = Directed(dx, new * (c_new - c_i + c) + (1 - self.beta) * g)
+        return Upload(dx, Change(c_new - c_i)), c_new
 
     def server(self, server: ControlledState, mean: Upload, round: Round) -> ControlledState:
-        g = mean.dx / (-self.lr * round.total)
-        return ControlledState(*_step(self, server.x, g, round), server.c + mean.dc)
+        return ControlledState(*_next(self, server.x, mean.dx, round), server.c + mean.dc)
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, c: server._replace(c=c), remember=True)
 
 
-class ScaffoldWithMomentumVR(Algorithm):
+class ScaffoldWithMomentumVR(LocalMethod):
     """SCAFFOLD-M-VR: control variates and recursive variance reduction in every local step.
 
     Reaches the exact optimum with constant η, with any cohorts. Two gradients a local step.
@@ -250,31 +268,58 @@ class ScaffoldWithMomentumVR(Algorithm):
         return Traits("SCAFFOLD-M-VR", source, limit="F", exact="always", corrects=OTHERS)
 
     def init(self, x: Vector) -> ControlledState:
+        if self.solver is not None:
+            return ControlledState(x, zeros_like(x), (), zeros_like(x), x)
         return ControlledState(x, zeros_like(x), _NO_STEP, zeros_like(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
     def client(self, download: ControlledState, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
-        (x, g, gamma, c), c_i = download, memory
-        x_last = x + gamma * g
+        (x, g, _, c, _), c_i = download, memory
+        x_last, directed = _last(self, download), self.solver is not None
 
         def step(state: Any, k: Any) -> Any:
-            y, total = state
+            y, buffer, total, direction = state
             g_i = oracle.grad(y, k)
             v = g_i - self.beta * (c_i - c) + (1 - self.beta) * (g - oracle.grad(x_last, k))
-            return y - self.lr * v, total + g_i
+            return *self.local_step(y, buffer, v, k, x), total + g_i, direction + v if directed else ()
 
-        y, total = local_steps(step, (x, zeros_like(x)), oracle)
+        start = (x, self.begin(x), zeros_like(x), zeros_like(x) if directed else ())
+        y, _, total, direction = local_steps(step, start, oracle)
         c_new = total / oracle.steps
-        return Upload((y - x) / oracle.steps, Change(c_new - c_i)), c_new
+        dx: Any = (y - x) / oracle.steps
+        if directed:
+            dx = Directed(dx, direction / oracle.steps)
+        return Upload(dx, Change(c_new - c_i)), c_new
 
     def server(self, server: ControlledState, mean: Upload, round: Round) -> ControlledState:
-        g = mean.dx / (-self.lr * round.total)
-        return ControlledState(*_step(self, server.x, g, round), server.c + mean.dc)
+        x, g, gamma = _next(self, server.x, mean.dx, round)
+        return ControlledState(x, g, gamma, server.c + mean.dc, () if self.solver is None else server.x)
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, c: server._replace(g=g, c=c), remember=True)
+
+
+def _work(method: LocalMethod, direction: Any, x: Vector, oracle: Oracle) -> Any:
+    """A client's update of the model per local step; with a solver also its mean direction."""
+    if method.solver is None:
+        return (method.descend(direction, x, oracle) - x) / oracle.steps
+    y, total = method.descend_summed(direction, x, oracle)
+    return Directed((y - x) / oracle.steps, total / oracle.steps)
+
+
+def _last(method: LocalMethod, server: Any) -> Vector:
+    """x^{r−1}."""
+    last: Vector = server.x + server.gamma * server.g if method.solver is None else server.x_last
+    return last
+
+
+def _next(method: Any, x: Vector, mean: Any, round: Round) -> tuple[Vector, Vector, Any]:
+    """The server's step by means with the weights ω/Σω: the new x, g and γ."""
+    if method.solver is None:
+        return _step(method, x, mean / (-method.lr * round.total), round)
+    return x + (method.server_lr * round.mean_steps / round.total) * mean.dx, mean.d / round.total, ()
 
 
 def _step(method: Any, x: Vector, g: Vector, round: Round) -> tuple[Vector, Vector, Any]:

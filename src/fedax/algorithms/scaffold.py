@@ -11,7 +11,7 @@ learning".
 | K | ``oracle.steps`` |
 
     Client   y: τ_i steps y ← y − η (g_i(y) − c_i + c)
-             option 1:  c_i⁺ = ∇F_i(x);   option 2:  c_i⁺ = c_i − c + (x − y)/(η τ_i)
+             option 1:  c_i⁺ = ∇F_i(x);   option 2:  c_i⁺ = c_i − c + (x − y)/(η τ_i), the mean of the g_i(y)
     Server   x ← x + γ Σ ω̂_i (y_i − x);   c ← c + Σ_S p_i (c_i⁺ − c_i)
 
 ω̂ = ω/Σω: at the optimum every client's corrected step is 0, whoever is in the cohort, so that the updates need no
@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from fedax.algorithms.parts import OTHERS
 from fedax.algorithms.warmup import first_gradients
-from fedax.contract.algorithm import Algorithm, Change, Exchange, Round, Traits
+from fedax.contract.algorithm import Change, Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
@@ -43,7 +43,7 @@ class Upload(NamedTuple):
     dc: Any
 
 
-class Scaffold(Algorithm):
+class Scaffold(LocalMethod):
     """SCAFFOLD: reaches the exact optimum with constant η, with any cohorts.
 
     Published for equal τ_i and p_i = 1/N. Extensions: unequal τ_i, each in its own divisor, which leaves the optimum
@@ -80,8 +80,13 @@ class Scaffold(Algorithm):
 
     def client(self, download: ScaffoldState, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
         (x, c), c_i = download, memory
-        y = local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) - c_i + c), x, oracle)
-        c_new = oracle.full_grad(x) if self.option == 1 else c_i - c + (x - y) / (self.lr * oracle.steps)
+        direction = lambda y, k: oracle.grad(y, k) - c_i + c  # noqa: E731
+        if self.solver is None or self.option == 1:
+            y = self.descend(direction, x, oracle)
+            c_new = oracle.full_grad(x) if self.option == 1 else c_i - c + (x - y) / (self.lr * oracle.steps)
+        else:
+            y, total = self.descend_summed(direction, x, oracle)
+            c_new = c_i - c + total / oracle.steps
         return Upload(y - x, Change(c_new - c_i)), c_new
 
     def server(self, server: ScaffoldState, mean: Upload, round: Round) -> ScaffoldState:

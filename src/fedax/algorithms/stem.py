@@ -17,9 +17,9 @@ near-optimal sample and communication complexities for federated learning".
 from typing import Any, NamedTuple
 
 from fedax.algorithms.warmup import first_gradients
-from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
+from fedax.contract.algorithm import Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod, local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
@@ -31,7 +31,7 @@ class STEMState(NamedTuple):
     d: Vector
 
 
-class STEM(Algorithm):
+class STEM(LocalMethod):
     """STEM: two-sided momentum, with rates that change from one local step to the next.
 
     Published for equal steps, p_i = 1/N and full participation. Extensions: unequal p_i; with ``prev="averaged"`` a
@@ -73,12 +73,12 @@ class STEM(Algorithm):
         x, d = download
 
         def step(state: Any, k: Any) -> Any:
-            old, y, d = state
+            old, y, buffer, d = state
             t = oracle.t(k)
-            y = y - self.lr(t) * d
-            return y, y, oracle.grad(y, k) + (1 - self.alpha(t)) * (d - oracle.grad(old, k))
+            y, buffer = self.local_step(y, buffer, d, k, x, self.lr(t))
+            return y, y, buffer, oracle.grad(y, k) + (1 - self.alpha(t)) * (d - oracle.grad(old, k))
 
-        _, y, d = local_steps(step, (memory if self.prev == "local" else x, x, d), oracle)
+        _, y, _, d = local_steps(step, (memory if self.prev == "local" else x, x, self.begin(x), d), oracle)
         return STEMState(y - x, d), y if self.prev == "local" else ()
 
     def server(self, server: STEMState, mean: STEMState, round: Round) -> STEMState:

@@ -29,7 +29,7 @@ from fedax.algorithms.parts import OTHERS
 from fedax.algorithms.warmup import first_gradients
 from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod, excess, local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
@@ -81,7 +81,7 @@ class MBStorm(Algorithm):
         return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(v=g))
 
 
-class CELSGD(Algorithm):
+class CELSGD(LocalMethod):
     """CE-LSGD: v as in MB-STORM, then local steps of recursive variance reduction at one client.
 
     Args:
@@ -123,7 +123,7 @@ class CELSGD(Algorithm):
         return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(v=g))
 
 
-class BVRLSGD(Algorithm):
+class BVRLSGD(LocalMethod):
     """BVR-L-SGD: v is exact every T rounds and recursive between them; then local steps at one client.
 
     Published for full participation; a cohort's mean in the place of all clients' is an extension.
@@ -191,18 +191,18 @@ def _exchanges(method: Any) -> tuple[Exchange, ...]:
         x, v = download
 
         def step(state: Any, k: Any) -> Any:
-            y_last, y, u = state
+            y_last, y, buffer, u = state
             u = u + oracle.grad(y, k) - oracle.grad(y_last, k)
-            return y, y - method.lr * u, u
+            return y, *method.local_step(y, buffer, u, k, x), u
 
-        _, y, _ = local_steps(step, (x, x, v), oracle)
+        _, y, *_ = local_steps(step, (x, x, method.begin(x), v), oracle)
         return y - x, memory
 
     who = "one" if method.pick == "random" else "cohort"
 
     def move(server: StormState, mean: Vector, round: Round) -> StormState:
         if who == "cohort":  # all steps begin along v, which is exact whatever Σ ω_i is
-            mean = mean - (round.shortfall * method.lr * round.mean_steps) * server.v
+            mean = mean - excess(method, server.v, server.x, round)
         return StormState(server.x + mean, server.x, server.v)
 
     return (

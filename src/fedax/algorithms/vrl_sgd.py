@@ -15,6 +15,9 @@ guarantees" (FedGATE, and FedCOMGATE, its form with compression).
     Server   x_new = x + γ ⟨Δ_j⟩, ⟨Δ_j⟩ = Σ p_j (y_j − x)
     Client   Λ_i ← Λ_i + (⟨Δ_j⟩ − (y_i − x))/(η τ_i)
 
+With a solver the sum D_i of the client's directions g_i − Λ_i, which is sent too, stands in the place of −Δ_i/η:
+Λ_i ← Λ_i + (D_i − ⟨D_j⟩)/τ_i.
+
 FedCOMGATE has C(y_i − x) in the place of y_i − x, in the mean and in the memory alike. The paper compresses
 (x − y_i)/η, which is the same for compressors with C(ax) = a C(x).
 """
@@ -22,30 +25,32 @@ FedCOMGATE has C(y_i − x) in the place of y_i − x, in the mean and in the me
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 
 from fedax.algorithms.parts import check_unbiased, optional_compressor
-from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
-from fedax.contract.compression import Compressor, Message
+from fedax.contract.algorithm import Exchange, Round, Traits
+from fedax.contract.compression import Compressor
 from fedax.contract.hyper import check, hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
 
 class VRLSGDState(NamedTuple):
-    """Server state: the model."""
+    """Server state: the model; with a solver also the mean of the clients' sums of directions."""
 
     x: Vector
+    total: Any = ()
 
 
 class Between(NamedTuple):
-    """What a client holds until it hears the new model: its correction, and x/γ + y_i − x."""
+    """What a client holds until it hears the means: its correction, and x/γ + y_i − x or its sum of directions."""
 
     correction: Vector
     expected: Vector
 
 
-class VRLSGD(Algorithm):
+class VRLSGD(LocalMethod):
     """VRL-SGD, and FedGATE where γ is not 1. With equal steps it reaches the exact optimum of F; all clients take part.
 
     Published for equal τ_i. With unequal ones τ_i stands in the place of the common number, as Wang et al. 2020 do:
@@ -73,25 +78,37 @@ class VRLSGD(Algorithm):
         return Traits("VRL-SGD", source, "all", limit="steps", exact="equal steps")
 
     def init(self, x: Vector) -> VRLSGDState:
-        return VRLSGDState(x)
+        return VRLSGDState(x, () if self.solver is None else zeros_like(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def client(self, download: VRLSGDState, memory: Vector, oracle: Oracle) -> tuple[Vector | Message, Between]:
+    def client(self, download: VRLSGDState, memory: Vector, oracle: Oracle) -> tuple[Any, Between]:
         x = download.x
-        y = local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) - memory), x, oracle)
+        direction = lambda y, k: oracle.grad(y, k) - memory  # noqa: E731
+        if self.solver is not None:
+            y, total = self.descend_summed(direction, x, oracle)
+            if self.compress is None:
+                return (y - x, total), Between(memory, total)
+            keys = jax.random.split(oracle.key)
+            (update, _), (summed, _) = self.compress.encode(keys[0], y - x), self.compress.encode(keys[1], total)
+            return (update, summed), Between(memory, summed.decode())
+        y = self.descend(direction, x, oracle)
+        sent: Any
         sent, read = y - x, y - x
         if self.compress is not None:
             sent, _ = self.compress.encode(oracle.key, y - x)
             read = sent.decode()
         return sent, Between(memory, x / self.server_lr + read)
 
-    def server(self, server: VRLSGDState, mean: Vector, round: Round) -> VRLSGDState:
-        return VRLSGDState(server.x + self.server_lr * mean)
+    def server(self, server: VRLSGDState, mean: Any, round: Round) -> VRLSGDState:
+        dx, total = (mean, ()) if self.solver is None else mean
+        return VRLSGDState(server.x + self.server_lr * dx, total)
 
     def listen(self, download: VRLSGDState, memory: Between, oracle: Oracle) -> tuple[None, Vector]:
         """The client hears the new model and corrects its memory."""
+        if self.solver is not None:
+            return None, memory.correction + (memory.expected - download.total) / oracle.steps
         lacked = download.x / self.server_lr - memory.expected
         return None, memory.correction + lacked / (self.lr * oracle.steps)
 

@@ -24,6 +24,7 @@ from fedax.conformance.problem import (
     flat,
 )
 from fedax.contract.algorithm import Algorithm, Exchange
+from fedax.contract.local import Solver, is_linear
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.footprint import footprints
@@ -250,6 +251,11 @@ def check_optimum(problem: TestProblem) -> str:
         raise NotPromised("traits() does not say that it ends at the optimum of F")
     if problem.own_task:
         raise NotPromised("it is checked on quadratics")
+    solver = getattr(problem.method, "solver", None)
+    if isinstance(solver, Solver) and not is_linear(solver):
+        raise NotPromised(
+            "its theorems are of local steps that are linear in the gradients, which its solver's are not"
+        )
     far = _ends(problem, problem.method, 3 if problem.equal or exact == "equal steps" else _TAU)
     text = f"{far:.1e} of the clients' spread from the optimum after 20,000 rounds"
     if not far < 1e-6:

@@ -105,8 +105,11 @@ def rules(kind: Unknown) -> dict[str, HyperRule]:
 
 def check(module: Unknown) -> None:
     """Raise a ConfigError for the first field whose value its declaration does not allow; parts check themselves."""
-    declared = rules(module)
-    for field in dataclasses.fields(module):
+    declared, fields = rules(module), dataclasses.fields(module)
+    replaced = {each.metadata.get("instead_of") for each in fields if getattr(module, each.name) is not None}
+    for field in fields:
+        if field.name in replaced:
+            continue
         value, rule = getattr(module, field.name), declared.get(field.name)
         if rule is not None:
             if not (rule.off and value is None):

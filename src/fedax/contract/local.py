@@ -1,10 +1,11 @@
-"""The local loop, and the local solvers: what a client does with its gradients.
+"""The local loop, the local solvers, and the methods that take their steps by one.
 
 A *linear* solver changes the model by Δ_i = −η Σ_k a_i[k] g_{i,k} with an accumulation vector a_i that depends on the
 solver and on τ_i alone (Wang et al. 2020, section 4.1). Its length ‖a_i‖₁ is found here by running the solver itself
 on the gradient 1, so that it is right for every combination of options.
 """
 
+import inspect
 from collections.abc import Callable
 
 import equinox as eqx
@@ -13,14 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedax.contract.algorithm import Algorithm, Round
 from fedax.contract.oracle import CountedFunction, Oracle
 from fedax.contract.regularizers import Regularizer
-from fedax.contract.schedule import Schedule, resolve
+from fedax.contract.schedule import Schedule, Stepwise, resolve
 from fedax.contract.settings import Settings
 from fedax.contract.types import Number, Tree, Unknown
 from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError
 from fedax.numbers import check_number
+
+IN_SOLVER = "the solver is given as an object; set it there"
 
 
 def local_steps(step: Callable[[Tree, Tree], Tree], start: Tree, oracle: Oracle) -> Tree:
@@ -283,6 +287,120 @@ class Optax(Solver):
         return -_response(self, 1, jnp.zeros(()), lambda k: 1.0)
 
 
+def checked_solver(solver: Unknown) -> Solver:
+    """``solver``; a ConfigError if it is none."""
+    if not isinstance(solver, Solver):
+        raise ConfigError("solver", solver, "give a fedax Solver: SGD(...), or Optax(transformation)")
+    return solver
+
+
+class LocalMethod(Algorithm):
+    """A method whose clients take local steps along its own directions d: y ← y − η d, or the step of a solver.
+
+    Whatever is a gradient to the method stays one with a solver: where a paper has (x − y)/(ητ) for the mean direction
+    of a client's τ steps, :meth:`descend_summed` gives their sum.
+
+    Args:
+        solver: takes the steps in the place of ``lr``, begun anew in every round, for instance
+            ``Optax(optax.adamw, learning_rate=1e-3)`` or ``SGD(0.1, momentum=0.9)``; ``None``: plain SGD.
+
+    Raises:
+        ConfigError: no solver, one with a regularizer, or a learning rate besides.
+
+    Example:
+        >>> class Anchored(LocalMethod):  # FedProx by any solver
+        ...     lr: float = 0.05
+        ...     pull: float = 0.1
+        ...
+        ...     def client(self, download, memory, oracle):
+        ...         x = download
+        ...         return self.descend(lambda y, k: oracle.grad(y, k) + self.pull * (y - x), x, oracle) - x, memory
+        >>> Anchored(pull=0.2, solver=SGD(0.1, momentum=0.9))
+        Anchored(pull=0.2, solver=SGD(lr=0.1, momentum=0.9))
+    """
+
+    lr: eqx.AbstractVar[Number]
+    solver: Solver | None = eqx.field(default=None, kw_only=True, metadata={"instead_of": "lr"})
+
+    def __post_init__(self) -> None:
+        solver, lr = self.solver, self.lr.schedule if isinstance(self.lr, Stepwise) else self.lr
+        if solver is None:
+            return
+        checked_solver(solver)
+        if isinstance(solver, SGD) and solver.regularizer is not None:
+            hint = "a proximal step moves where the method's directions vanish; use fedavg, fedda or feddualavg"
+            raise ConfigError("solver.regularizer", solver.regularizer, f"{type(self).__name__}: {hint}")
+        if lr is not None and not (
+            isinstance(lr, float) and lr == inspect.signature(type(self)).parameters["lr"].default
+        ):
+            raise ConfigError("lr", lr, IN_SOLVER)
+        self.lr = None
+
+    def arguments(self) -> dict[str, Unknown]:
+        """As of all settings; ``lr`` and the solver stand for each other."""
+        other = "solver" if self.solver is None else "lr"
+        return {name: value for name, value in Settings.arguments(self).items() if name != other}
+
+    def begin(self, x: Vector) -> Tree:
+        """The solver's buffers before the first step from ``x``."""
+        return () if self.solver is None else self.solver.init(x)
+
+    def local_step(
+        self, y: Vector, buffer: Tree, d: Vector, k: Number, x: Vector, lr: Number = None
+    ) -> tuple[Vector, Tree]:
+        """Local step k from ``y`` along ``d``; ``x`` is where the round began. ``-> (y, buffer)``.
+
+        Args:
+            y, buffer: of the step before; at first ``x`` and :meth:`begin`.
+            d: the direction.
+            k: from 0.
+            x: where the first step began.
+            lr: η of this step of plain SGD; ``None``: that of the method.
+        """
+        if self.solver is not None:
+            return self.solver.step(y, buffer, d, k, x)
+        return y - (self.lr if lr is None else lr) * d, buffer
+
+    def descend(
+        self, direction: Callable[[Vector, Number], Vector], x: Vector, oracle: Oracle, lr: Number = None
+    ) -> Vector:
+        """The local model after τ_i steps from ``x``, each along ``direction(y, k)``."""
+
+        def step(state: Tree, k: Number) -> Tree:
+            y, buffer = state
+            return self.local_step(y, buffer, direction(y, k), k, x, lr)
+
+        end: tuple[Vector, Tree] = local_steps(step, (x, self.begin(x)), oracle)
+        return end[0]
+
+    def descend_summed(
+        self, direction: Callable[[Vector, Number], Vector], x: Vector, oracle: Oracle
+    ) -> tuple[Vector, Vector]:
+        """The same, and the sum of the directions, which is (x − y)/η for plain SGD."""
+
+        def step(state: Tree, k: Number) -> Tree:
+            y, buffer, total = state
+            d = direction(y, k)
+            return *self.local_step(y, buffer, d, k, x), total + d
+
+        y, _, total = local_steps(step, (x, self.begin(x), zeros_like(x)), oracle)
+        return y, total
+
+
+def sgd_rate(method: LocalMethod) -> Number:
+    """η where the local steps are those of SGD, else ``None``."""
+    return method.solver.lr if isinstance(method.solver, SGD) else method.lr
+
+
+def excess(method: LocalMethod, d: Vector, x: Vector, round: Round) -> Vector:
+    """What is to be subtracted from Σ ω_i Δ_i where Σ ω_i is not 1 and all steps contain ``d``, which is known."""
+    if method.solver is not None:
+        step, _ = method.solver.step(x, method.solver.init(x), d, 0, x)
+        return Vector(((round.shortfall * round.mean_steps) * (x - step)).tree)
+    shortfall, lr = round.shortfall, method.lr(round.t) if isinstance(method.lr, Stepwise) else method.lr
+    return Vector(((shortfall * lr * round.mean_steps) * d).tree)
+
+
 def _is_real(value: Unknown) -> bool:
     """Whether an argument is one floating-point number."""
     if not hasattr(value, "dtype"):
@@ -323,8 +441,22 @@ def check_linear(solver: Solver) -> None:
             )
 
 
+def is_linear(solver: Solver) -> bool:
+    """Whether :func:`check_linear` accepts the solver."""
+    try:
+        check_linear(solver)
+    except ConfigError:
+        return False
+    return True
+
+
 def check_pull(field: str, value: Number, lr: Number) -> None:
-    """Raise a ConfigError where a pull of strength ``value`` overshoots in one step of length ``lr`` in round 0."""
+    """Raise a ConfigError where a pull of strength ``value`` overshoots in one step of length ``lr`` in round 0.
+
+    ``lr`` is ``None`` where the steps are not those of SGD.
+    """
+    if lr is None:
+        return
     lr, strength = resolve((lr, value), 0)
     if not isinstance(lr, jax.core.Tracer) and not isinstance(strength, jax.core.Tracer) and lr * strength > 1:
         raise ConfigError(field, value, f"lr · {field} must be at most 1, so at most {1 / lr:g} here")

@@ -1,6 +1,7 @@
 """Settings: the base of what a user configures, whose repr can be pasted back."""
 
 import inspect
+import sys
 
 import equinox as eqx
 import jax
@@ -26,10 +27,20 @@ class Settings(eqx.Module):
 
     def __repr__(self) -> str:
         defaults = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
-        given = {name: repr(plain(value)) for name, value in self.arguments().items()}
-        usual = {name: repr(defaults[name]) for name in given.keys() & defaults.keys()}
+        given = {name: _written(plain(value)) for name, value in self.arguments().items()}
+        usual = {name: _written(defaults[name]) for name in given.keys() & defaults.keys()}
         text = ", ".join(f"{name}={value}" for name, value in given.items() if value != usual.get(name))
         return f"{type(self).__name__}({text})"
+
+
+def _written(value: Unknown) -> str:
+    """The value's repr, or the name by which a function or a class is imported."""
+    name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
+    if name is not None and module is not None:
+        for each in (module.partition(".")[0], module):
+            if getattr(sys.modules.get(each), name, None) is value:
+                return name if each == "__main__" else f"{each}.{name}"
+    return repr(value)
 
 
 def plain(value: Unknown) -> Unknown:

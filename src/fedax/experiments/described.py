@@ -14,6 +14,7 @@ import numpy as np
 import fedax
 from fedax.algorithms import METHODS
 from fedax.contract.algorithm import Algorithm
+from fedax.contract.local import LocalMethod, Solver
 from fedax.contract.regularizers import Regularizer, Unconstrained
 from fedax.contract.schedule import Schedule, Stepwise
 from fedax.engine.options import Options
@@ -49,7 +50,8 @@ def method(label: str, algorithm: Algorithm, penalised: bool, name: str | None =
 def _hyperparameters(part: Any) -> Iterator[tuple[str, Any]]:
     """The hyper-parameters of a method and of its parts, as (name, value); those that are off are left out."""
     for name, value in arguments_of(part).items():
-        if isinstance(value, eqx.Module) and not isinstance(value, Schedule | Stepwise | Regularizer):
+        whole = isinstance(part, LocalMethod) and isinstance(value, Solver)
+        if isinstance(value, eqx.Module) and not isinstance(value, Schedule | Stepwise | Regularizer) and not whole:
             yield from _hyperparameters(value)
         elif value is not None and not isinstance(value, Unconstrained):
             yield name, value.schedule if isinstance(value, Stepwise) else value

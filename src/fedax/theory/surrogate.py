@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax import algorithms as methods
-from fedax.contract.local import SGD, Solver, check_linear
+from fedax.contract.local import SGD, Solver, is_linear
 from fedax.contract.schedule import Stepwise
 from fedax.data.federated import FederatedData
 from fedax.engine.arrivals import LongRun
@@ -40,6 +40,8 @@ def view_of(method: Any, participation: Participation, waits: bool = True) -> Vi
         raise ConfigError("algorithm", name, "it has no lr by which its local steps could be judged")
     view = functools.partial(View, name, float(rate))
     local_solver = solver if isinstance(solver, Solver) else SGD(float(rate) * float(traits.own))
+    if isinstance(solver, Solver) and not (is_linear(solver) and traits.own == 1.0):
+        return view(local_solver, None, "fedax has no closed form of where it ends with this local solver")
     everyone = isinstance(participation, Full)
     if not waits and not traits.fair and traits.limit == "F":
         if traits.exact == "always" and not traits.corrects:
@@ -74,17 +76,9 @@ def _averaging(method: methods.FedAvg) -> View:
     name = "FedProx" if proximal else "FedAvg"
     if not isinstance(method.averaging, methods.Weighted):
         return view(name, averaging=None, why=f"its averaging, {type(method.averaging).__name__}, is not fedax's own")
-    if not _linear(solver):
+    if not is_linear(solver):
         return view(name, averaging=None, why="its local solver is not linear in the gradients")
     return view(name, averaging="weighted", averages=True)
-
-
-def _linear(solver: Solver) -> bool:
-    try:
-        check_linear(solver)
-    except ConfigError:
-        return False
-    return True
 
 
 def drawn_steps(work: Work, data: FederatedData, batch_size: int | None, seed: int) -> np.ndarray:
@@ -208,7 +202,7 @@ def rules_of(view: View, steps: np.ndarray, weights: np.ndarray) -> tuple[list[U
 
     If the rule is not known, or the method does not average, rounds are those of FedAvg.
     """
-    if view.solver is None or not _linear(view.solver):
+    if view.solver is None or not is_linear(view.solver):
         return None, Rounds(
             steps, np.broadcast_to(weights, steps.shape), None, view.lr * float(weights @ steps.mean(0))
         )
