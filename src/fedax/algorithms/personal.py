@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedax.contract.algorithm import Algorithm, Change, Exchange, Round, Traits
+from fedax.contract.algorithm import Change, Exchange, Round, Traits
 from fedax.contract.hyper import count, hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod, local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector
 
 
-class Ditto(Algorithm):
+class Ditto(LocalMethod):
     """Ditto: FedAvg, and at each client a model of its own that is pulled to the shared one.
 
     The pull is to the model x that the client received, so that the shared and the personal steps do not disturb each
@@ -65,14 +65,12 @@ class Ditto(Algorithm):
     def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Vector, Vector]:
         x = download
 
-        def step(models: tuple[Vector, Vector], k: Any) -> tuple[Vector, Vector]:
-            y, v = models
-            return (
-                y - self.lr * oracle.grad(y, k),
-                v - self.personal_lr * (oracle.grad(v, k) + self.lam * (v - x)),
-            )
+        def step(state: Any, k: Any) -> Any:
+            y, buffer, v = state
+            v = v - self.personal_lr * (oracle.grad(v, k) + self.lam * (v - x))
+            return *self.local_step(y, buffer, oracle.grad(y, k), k, x), v
 
-        y, v = local_steps(step, (x, memory), oracle)
+        y, _, v = local_steps(step, (x, self.begin(x), memory), oracle)
         return y - x, v
 
     def server(self, server: Vector, mean: Vector, round: Round) -> Vector:
@@ -85,7 +83,7 @@ class Ditto(Algorithm):
         return memory
 
 
-class MRMTL(Algorithm):
+class MRMTL(LocalMethod):
     """Mean-regularised multi-task learning: a model at each client, and a pull to the mean of all.
 
     The shared model is the mean of the personal ones, Σ p_i v_i over all clients, whoever takes part: clients send how
@@ -116,7 +114,7 @@ class MRMTL(Algorithm):
 
     def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Change, Vector]:
         x = download
-        v = local_steps(lambda v, k: v - self.lr * (oracle.grad(v, k) + self.lam * (v - x)), memory, oracle)
+        v = self.descend(lambda v, k: oracle.grad(v, k) + self.lam * (v - x), memory, oracle)
         return Change(v - memory), v
 
     def server(self, server: Vector, mean: Vector, round: Round) -> Vector:
@@ -143,7 +141,7 @@ class IFCAUpload(NamedTuple):
     chosen: Any
 
 
-class IFCA(Algorithm):
+class IFCA(LocalMethod):
     """IFCA: several models, of which each client trains the one with the least loss on its data.
 
     A client receives all C models, and takes C forward passes over its data. Equal models would never part: before
@@ -203,7 +201,7 @@ class IFCA(Algorithm):
     def _trained(self, models: Vector, choice: Any, oracle: Oracle) -> IFCAUpload:
         """What a client sends of the model that it trains; nothing where there is none of that number."""
         start = _row(models, jnp.minimum(choice, self.clusters - 1))
-        y = local_steps(lambda y, k: y - self.lr * oracle.grad(y, k), start, oracle)
+        y = self.descend(oracle.grad, start, oracle)
         chosen = jnp.arange(self.clusters) == choice
         dx = (y - start).map(lambda leaf: jnp.where(chosen.reshape(-1, *[1] * leaf.ndim), leaf, 0))
         return IFCAUpload(dx, chosen.astype(jnp.result_type(*jax.tree.leaves(dx.tree))))

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedax.contract.algorithm import Algorithm, Round, Traits
+from fedax.contract.algorithm import Round, Traits
 from fedax.contract.hyper import hyper
-from fedax.contract.local import local_steps
+from fedax.contract.local import LocalMethod
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector
 
@@ -34,7 +34,7 @@ class QFedAvgUpload(NamedTuple):
     h: Any
 
 
-class QFedAvg(Algorithm):
+class QFedAvg(LocalMethod):
     """q-FedAvg: minimises Σ p_i F_i^(q+1)/(q + 1), so that no client is left far behind.
 
     For losses that are at least 0 everywhere. With q = 0 it is FedAvg, where the weights of a cohort sum to 1.
@@ -62,9 +62,10 @@ class QFedAvg(Algorithm):
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[QFedAvgUpload, Any]:
         x = download
         loss = jnp.maximum(oracle.full_loss(x), _LEAST)
-        y = local_steps(lambda y, k: y - self.lr * oracle.grad(y, k), x, oracle)
-        d = (y - x) / self.lr
-        h = self.q * loss ** (self.q - 1) * d.dot(d) + loss**self.q / self.lr
+        y = self.descend(oracle.grad, x, oracle)
+        lr = self.lr if self.solver is None else self.solver.rate()
+        d = (y - x) / lr
+        h = self.q * loss ** (self.q - 1) * d.dot(d) + loss**self.q / lr
         return QFedAvgUpload(loss**self.q * d, h), memory
 
     def server(self, server: Vector, mean: QFedAvgUpload, round: Round) -> Vector:
