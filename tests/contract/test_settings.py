@@ -51,7 +51,7 @@ EXAMPLES = [
 
 # Bases of the user's own classes; what holds functions or arrays of any size; and what a run makes.
 NOT_SETTINGS = {
-    "Aggregator", "Algorithm", "Participation", "Regularizer", "Schedule", "Solver", "Staleness", "Work",
+    "Aggregator", "Algorithm", "LocalMethod", "Participation", "Regularizer", "Schedule", "Solver", "Staleness", "Work",
     "FromFunction", "Optax", "OptaxServer", "Task", "FederatedData", "Vector", "Change", "Exchange",
     "Comparison", "Compressor", "Message", "Model", "Oracle", "Round", "Run", "Sweep", "Traits", "Arrivals",
     "show_progress",
