@@ -135,8 +135,9 @@ def _check_gradient(plan: RunPlan, examples: Tree, x: Vector, key: Array) -> lis
         CodeError: images of whole numbers from 0 to 255 are multiplied by weights.
     """
     b = plan.batch_size or plan.max_size
-    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((b, *leaf.shape[1:]), leaf.dtype), examples)
-    weights = jax.ShapeDtypeStruct((b,), float) if plan.batch_size is None else 1 / b
+    kind = jax.dtypes.canonicalize_dtype  # as JAX would have it, without a warning
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((b, *leaf.shape[1:]), kind(leaf.dtype)), examples)
+    weights = jax.ShapeDtypeStruct((b,), kind(float)) if plan.batch_size is None else 1 / b
     program = jax.make_jaxpr(plan.task.gradient)(x.tree, batch, weights, key)
     n = len(jax.tree.leaves(x.tree))
     images = [leaf.dtype == jnp.uint8 and leaf.ndim >= 3 for leaf in jax.tree.leaves(batch)]

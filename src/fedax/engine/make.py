@@ -407,7 +407,7 @@ def _evaluation(checked: CheckedInput, planned: PlannedRun, traced: Traced, fed:
 def _personal(checked: CheckedInput, planned: PlannedRun) -> PersonalPlan | None:
     """How personal models are evaluated; ``None``: the method has none."""
     given, data = checked.asked.newcomer_turns, checked.data
-    turns = check_count("newcomer_turns", given, 0)
+    turns = 1 if given is None else check_count("newcomer_turns", given, 0)
     if not has_personal(planned.hyper.method):
         return None
     if data is None:

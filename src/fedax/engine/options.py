@@ -136,7 +136,6 @@ class CommonOptions:
             place=Place() if self.place is None else self.place,
             train_loss=None if self.train_loss == "full" else self.train_loss,
             min_heard=1.0 if self.min_heard is None else self.min_heard,
-            newcomer_turns=1 if self.newcomer_turns is None else self.newcomer_turns,
             participation=Full() if self.participation is None else self.participation,
             guard=Guard() if self.guard is True else None if self.guard is False else self.guard,
         )

@@ -47,8 +47,8 @@ def example_bytes(f: Callable[[Tree], Tree], examples: Tree) -> int:
         examples: arrays [n, ...], or their shapes and types.
 
     Example:
-        >>> example_bytes(lambda x: jnp.sin(x[:, None] * jnp.arange(10.0)).sum(), jnp.ones(50))  # products and sines
-        81
+        >>> example_bytes(lambda x: jnp.sin(x[:, None] * jnp.arange(10.0)[None]).sum(), jnp.ones(50))
+        80
     """
     n: int = min(_TRACED, jax.tree.leaves(examples)[0].shape[0])
     kind = jax.dtypes.canonicalize_dtype  # as JAX would have it, without a warning
