@@ -466,11 +466,6 @@ def order(clients: dict[str, Any]) -> np.ndarray:
     return np.argsort(-np.asarray(clients["sizes"]), kind="stable")
 
 
-def wide(values: np.ndarray) -> bool:
-    """Whether finite values need a logarithmic scale: the highest is more than eight times the lowest."""
-    return values.size > 0 and bool(values.min() > 0 and values.max() > 8 * values.min())
-
-
 def table_order(problem: ProblemResults) -> list[str]:
     """The columns in the order of a table: first the deciding one.
 
