@@ -3,12 +3,15 @@
 import json
 import re
 import shutil
+import threading
 
 import numpy as np
 import pytest
 
 from fedax.experiments.report import render
+from fedax.experiments.runs import append_metrics
 
+from ..sites.test_status import of_a_run
 from .test_report import NAN, fake
 
 pytestmark = pytest.mark.long
@@ -113,11 +116,17 @@ def test_dragging_zooms_and_a_double_click_shows_all(page):
     page.mouse.down()
     page.mouse.move(right, low, steps=5)
     page.mouse.up()
-    np.testing.assert_allclose(scale(page, "x"), [4, 8], atol=0.15)
-    np.testing.assert_allclose(scale(page, "y"), [0.1, 1], rtol=0.05)
+    np.testing.assert_allclose(scale(page, "x"), [4, 8], atol=0.02)
+    np.testing.assert_allclose(scale(page, "y"), [0.1, 1], rtol=0.01)
     assert scale(page, "x", chart=1) == whole  # the other picture stays
     page.mouse.dblclick(right - 50, top + 30)
     assert scale(page, "x") == whole
+    page.mouse.move(left, top)
+    page.mouse.down()
+    page.mouse.move(right, top + 3, steps=5)  # a flat one is of the x-axis alone
+    page.mouse.up()
+    np.testing.assert_allclose(scale(page, "x"), [4, 8], atol=0.02)
+    assert scale(page, "y")[0] <= 0.02
 
 
 def test_a_method_that_is_hidden_is_in_no_picture(page):
@@ -203,6 +212,39 @@ def test_in_the_dark_and_narrow_and_on_paper(browser, report, width):
     assert page.evaluate("css('--paper')") == "#ffffff" and min(colours(page)[:2]) > 100
     assert page.locator(".plot canvas:visible").count() >= 3 and page.locator("button.live:visible").count() == 0
     page.close()
+
+
+def test_the_page_of_a_running_link_keeps_its_curves_until_there_are_new_values(browser, tmp_path):
+    from fedax.sites.service.page import server
+
+    record, status = fake(tmp_path / "run", {"a": [[2.0, 1.0, 0.5]]}, seeds=(0,)), of_a_run(tmp_path)
+    status["run"]["run"]["folder"] = str(record.folder)
+    with server(lambda: status, 0) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        page = browser.new_page()
+        try:
+            with page.expect_response("**/now"):
+                page.goto(f"http://127.0.0.1:{running.server_port}")
+                page.evaluate("blocks[0].charts[0].u.root.id = 'first'")
+            page.wait_for_timeout(100)
+            assert page.locator("#first canvas").count() == 1 and page.locator("canvas").count() == 2
+            row = {
+                "round": 15,
+                "train_loss": 0.25,
+                "test_accuracy": 0.9,
+                "clients": 1,
+                "local_steps": 9,
+                "gradients": 9,
+            }
+            append_metrics(record.folder, "a", "fedprox", 0, row | {"seconds": 2.0, "bytes_down": 9, "bytes_up": 9})
+            page.locator("#first").wait_for(state="detached")
+            assert page.evaluate("blocks.map(block => block.data.series[0].x.rounds)") == [[0, 5, 10, 15]]
+            assert page.locator("canvas").count() == 2
+        finally:
+            page.close()
+            running.shutdown()
+            thread.join()
 
 
 def test_many_methods_can_be_shown_and_hidden_together(browser, tmp_path):

@@ -77,8 +77,9 @@ def draw(chart: Chart) -> Drawing:
             name, *ends = chart.ramp
             shades = figure.colorbar(matplotlib.cm.ScalarMappable(cmap=_SHADES), ax=axes, label=name, ticks=[0, 1])
             shades.set_ticklabels(ends, rotation=90)
-            for text, at in zip(shades.ax.get_yticklabels(), ("bottom", "top"), strict=True):
-                text.set_verticalalignment(at)
+            low, high = shades.ax.get_yticklabels()
+            low.set_verticalalignment("bottom")
+            high.set_verticalalignment("top")
             axes.set_title(chart.title, parse_math=False)
         named = {f"{s.label} ({s.gone})" if s.gone else s.label: handle
                  for s, handle in zip(chart.series, drawn, strict=True) if s.label and not chart.ramp}  # fmt: skip

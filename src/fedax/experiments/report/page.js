@@ -16,7 +16,8 @@ function text(v, {unit, whole, words}, digits = 4) {
 }
 
 // ---- a picture
-const range = (scale, log, share, zero) => (u, low, high) => {
+const range = (chart, scale, log, share, zero) => (u, low, high, name) => {
+  if (chart.exact[name]) return [low, high];   // as it was zoomed
   if (scale.words.length) return [-0.5, scale.words.length - 0.5];
   if (low === null || low === undefined) return log ? [0.1, 1] : [0, 1];
   const power = 10 ** Math.floor(Math.log10(low));
@@ -41,10 +42,11 @@ function draw(chart) {
   const many = series.length > 8, calm = series.some(s => !s.gone), paper = css("--paper"), tables = [];
   const options = {
     width: plot.clientWidth, height: plot.clientHeight, legend: {show: false}, padding: [12, 14, 0, 0],
-    cursor: {points: {show: false}, drag: {x: true, y: true, uni: 30, dist: 6}},
-    scales: {x: {time: false, distr: x.log ? 3 : 1, range: range(x, x.log, 0.02)}, y: {distr: log ? 3 : 1, range: range(y, log, 0.05, bars)}},
+    cursor: {points: {show: false}, drag: {x: true, y: true, uni: 30, dist: 6}, bind: {dblclick: (u, node, all) => event => { chart.exact = {}; all(event); }}},
+    scales: {x: {time: false, distr: x.log ? 3 : 1, range: range(chart, x, x.log, 0.02)}, y: {distr: log ? 3 : 1, range: range(chart, y, log, 0.05, bars)}},
     axes: [axis(x, "", turned, true), axis(y, name)], series: [{}], bands: [],
-    hooks: {setCursor: [u => point(chart, nearest(chart, u.cursor))]},
+    hooks: {setCursor: [u => point(chart, nearest(chart, u.cursor))],
+      setSelect: [u => { chart.exact = {x: u.select.width < u.over.clientWidth, y: u.select.height < u.over.clientHeight}; }]},
   };
   series.forEach((s, k) => {
     const colour = bars ? block.patches[s.k % 10] : s.k < 0 ? css("--none") : css(`--c${s.k % 8}`), at = s.x[block.x], [line, ...ends] = values[k];
@@ -76,6 +78,7 @@ function draw(chart) {
     }
   });
   if (bars) { tables.reverse(); options.series = [{}, ...options.series.slice(1).reverse()]; }   // the lowest in front
+  chart.exact = {};
   chart.u?.destroy();
   chart.u = new uPlot(options, uPlot.join(tables), plot);
   chart.at = null;
@@ -142,8 +145,9 @@ function keyed(chart, event) {
     const {width, height} = u.over.getBoundingClientRect(), {left, top} = at(), part = key === "-" ? 1 : 0.25;
     const ends = (middle, length, name) => [-1, 1].map(side => u.posToVal(clip(middle, 0, length) + side * part * length, name)).sort((a, b) => a - b);
     const to = {x: ends(left, width, "x"), y: ends(top, height, "y")};
+    chart.exact = to;
     u.batch(() => ["x", "y"].forEach(name => u.setScale(name, {min: to[name][0], max: to[name][1]})));
-  } else if (key === "0" || key === "Escape") u.setData(u.data);
+  } else if (key === "0" || key === "Escape") { chart.exact = {}; u.setData(u.data); }
   else if (!step) return;
   event.preventDefault();
   u.setCursor({left: at().left, top: at().top || 0}, false);
@@ -190,11 +194,11 @@ function start(root) {   // draw all pictures inside an element
     node.querySelector(".none")?.addEventListener("click", () => hide(keys.map(button => +button.dataset.k)));
   }
 }
-const again = paper => {
+const redraw = paper => {
   document.documentElement.classList.toggle("paper", paper);
   for (const block of blocks) block.charts.forEach(draw);
 };
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => again(false));
-addEventListener("beforeprint", () => again(true));
-addEventListener("afterprint", () => again(false));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(false));
+addEventListener("beforeprint", () => redraw(true));
+addEventListener("afterprint", () => redraw(false));
 start(document);
