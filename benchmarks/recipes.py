@@ -12,7 +12,7 @@ import tempfile
 import numpy as np
 
 from fedax.experiments import Record, build, execute, read_toml, recipes
-from fedax.experiments.plots import series
+from fedax.experiments.charts import series
 from fedax.experiments.summary import problems
 
 FILE = pathlib.Path(__file__).parents[1] / "docs" / "recipes.json"

@@ -21,8 +21,8 @@ import numpy as np
 from fedax.columns import better, describe, show
 from fedax.errors import ConfigError
 from fedax.experiments import study as studies
+from fedax.experiments.charts import series
 from fedax.experiments.config.sections import seeds_of
-from fedax.experiments.plots import series
 from fedax.experiments.pooled import LEAST_METHODS
 from fedax.experiments.runs import Record
 from fedax.experiments.study import Claim, Study, StudyPart

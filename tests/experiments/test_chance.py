@@ -7,9 +7,11 @@ import pytest
 from scipy import stats
 
 import fedax
-from fedax.experiments import build, execute, new_folder, summary
+from fedax.engine.checkpoint import write_tensors
+from fedax.experiments import build, examples, execute, new_folder, summary
 from fedax.experiments.chance import MANY_CLIENTS, covered, gap_of, overlap, variance_of_mean
 from fedax.experiments.examples import path_of
+from fedax.experiments.runs import said
 from fedax.theory.diagnostics import MATERIAL
 from tests.experiments import hospitals
 from tests.experiments.test_report import fake, runs_of
@@ -155,3 +157,42 @@ def test_one_split_keeps_the_values_of_its_test_examples_and_mends_them(tables, 
     with pytest.warns(fedax.errors.DamagedWarning, match="made again"):
         execute(experiment, folder)
     assert path.read_bytes() == content
+
+
+def test_another_column_decides_afterwards_as_if_the_run_had_been_judged_by_it(tables, tmp_path):
+    config = tables | {"run": tables["run"] | {"split_seeds": False, "seeds": 2}}
+    experiment, folder = build(config), new_folder(tmp_path / "run", "run")
+    record = execute(experiment, folder)
+    accurate = build(config | {"run": config["run"] | {"judge": "test_accuracy"}})
+    (due,) = summary.problems([execute(accurate, new_folder(tmp_path / "accurate", "run"))])
+    (found,) = summary.problems(summary.judged_by([record], "test_accuracy"))
+    assert (found.judge, found.better, found.best.label) == ("test_accuracy", "higher", due.best.label)
+    assert found.gaps == due.gaps and found.covered == due.covered == ["the seeds of training", "the test examples"]
+    assert summary.problems([record])[0].judge == "test_loss"
+    (by_auc,) = summary.problems(summary.judged_by([record], "test_auc"))  # it is no mean over examples
+    assert by_auc.judge == "test_auc" and by_auc.gaps and not by_auc.sure
+    summary.judged_by([record], "train_loss")
+    refused = lambda judge: pytest.raises(fedax.errors.ConfigError, match=judge)  # noqa: E731
+    with refused("judge = 'accuracy'.*test_accuracy"):
+        summary.judged_by([record], "accuracy")
+    with refused("judge = 'val_loss'.*a new run with run.judge"):
+        summary.judged_by([record], "val_loss")
+
+    path = path_of(folder, "slow", 1)  # as earlier versions have it
+    content, values = path.read_bytes(), examples.read(folder, "slow", 1, "test_loss")
+    tensors = {"test_loss": values.values.astype(np.float32), "sizes": values.sizes}
+    write_tensors(path, tensors, "values of held-out examples", said(folder, path))
+    assert summary.problems([record])[0].sure
+    with refused("judge = 'test_accuracy'.*of slow.*--resume"):
+        summary.judged_by([record], "test_accuracy")
+    execute(experiment, folder)
+    assert path.read_bytes() == content
+    assert summary.problems(summary.judged_by([record], "test_accuracy"))[0].gaps == due.gaps
+
+
+def test_the_best_points_of_a_sweep_are_not_judged_by_another_column(tmp_path):
+    losses = {"a": runs_of(0.3, 0.31), "b": runs_of(0.5, 0.51)}
+    record = fake(tmp_path / "run", losses)
+    record.config["sweep"] = {"criterion": "train_loss", "better": "lower", "last": 1}
+    with pytest.raises(fedax.errors.ConfigError, match=r"judge = 'test_accuracy'.*train_loss; run its best.toml"):
+        summary.judged_by([record], "test_accuracy")

@@ -306,6 +306,14 @@ def test_report_draws_one_or_several(here):
     assert "fedavg · two" in (here / "comparison.html").read_text()
     result = run_cli("report", "one", "--out", "absent/x.html")
     assert result.exit_code == 2 and "cannot be written" in result.stderr
+    assert run_cli("report", "one", "--judge", "train_loss", "--out", "by-train.html").exit_code == 0
+    assert "Judged by Train loss, as this report was asked for." in (here / "by-train.html").read_text()
+    shown = run_cli("report", "one", "--judge", "train_loss", "--format", "json")
+    assert json.loads(shown.stdout)["problems"][0]["judged"]["column"] == "train_loss"
+    result = run_cli("report", "one", "--judge", "los")
+    assert result.exit_code == 2 and "judge = 'los'" in result.stderr and "test_loss" in result.stderr
+    result = run_cli("report", "one", "--judge", "test_loss", "--public")
+    assert result.exit_code == 2 and "judge = 'test_loss'" in result.stderr
 
 
 def test_compare_takes_all_data_sets_that_are_listed(here):

@@ -1,7 +1,6 @@
 """What the report says of each client: tables in the run folder, baselines, and the majority."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -134,9 +133,11 @@ def test_the_report_has_clients_baselines_and_the_majority(done):
                  "local only", "Test loss of each client", "Test AUC of each client"):  # fmt: skip
         assert text in page, text
     for figure in ("Test loss", "Test AUC"):  # a row for each method and baseline, a dot for each client
-        picture = page.split(f"{figure} of each client</h3>")[1].split("</figure>")[0]
-        labels = re.findall(r'<text class="row"[^>]*>(.*?)</text>', picture)
-        assert labels == ["fedavg", "slow", "local only", "pooled"], figure
+        text = page.split(f"<b>{figure} of each client</b>")[1].split('json">')[1].split("</script>")[0]
+        drawn = json.loads(text)
+        assert drawn["charts"][0]["y"]["words"] == ["pooled", "local only", "slow", "fedavg"], figure
+        dots = [each for each in drawn["series"] if each["kind"] == "dots"]
+        assert [each["k"] for each in dots] == [0, 1, -1, -1] and {len(each["texts"]) for each in dots} == {len(NAMES)}
     assert all(f"fedavg\\n{name} (" in page for name in NAMES)
     judged = json.loads((record.folder / "summary.json").read_text())["judged"]
     assert judged["column"] == "test_loss" and judged["best"] in ("fedavg", "slow")

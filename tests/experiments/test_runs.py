@@ -37,6 +37,7 @@ def test_the_folder_is_complete(done):
     _, record, _ = done
     files = {str(path.relative_to(record.folder)) for path in record.folder.rglob("*") if path.is_file()}
     metrics = ("train_loss", "test_loss", "test_accuracy")
+    judged = ("test_loss-bytes", "test_loss-seconds")
     assert files == {
         "config.toml",
         "about.json",
@@ -45,7 +46,7 @@ def test_the_folder_is_complete(done):
         "report.html",
         *(f"models/{label}-seed{seed}.safetensors" for label in ("good", "too-fast") for seed in (0, 1)),
         *(f"examples/good-seed{seed}.safetensors" for seed in (0, 1)),  # the other has no finite model
-        *(f"plots/{name}.{form}" for name in (*metrics, "clients") for form in ("png", "svg", "pdf")),
+        *(f"plots/{name}.{form}" for name in (*metrics, *judged, "clients") for form in ("png", "svg", "pdf")),
     }
 
 

@@ -15,6 +15,7 @@ from fedax.engine.saved import read_model
 from fedax.errors import ConfigError
 from fedax.experiments import MethodRun, Record, build, new_folder, plan, read, read_toml, summary, sweeps, tune
 from fedax.experiments.report import render
+from fedax.figures.series import Scale
 from fedax.privacy import Ledger
 from tests.experiments import run_cli
 
@@ -121,14 +122,15 @@ def test_the_report_draws_the_table_and_the_maps(record):
     page = render([record])
     assert page == render([read(record.folder)])
     drawn = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page, re.S)]
-    first, _, third, curves, *_ = drawn
-    texts = {text for _, _, text in first}
+    of_lr, curves, *_ = drawn
+    cells = re.findall(r'<td class="h(\d+)" title="(.*?)">(.*?)</td>', page)
+    assert len(cells) == 2 * 6 and sum(text == "×" for *_, text in cells) == 2 * 2
+    assert len({text for *_, text in cells if text.startswith("★ ")}) == 2
     for trial in record.trials("fedavg"):
         end = sweeps.failure(trial) if trial.failed else f"{trial.mean:.4g}"
-        assert any(text.startswith(f"{sweeps.settings(trial.point)}: {end}") for text in texts)
-    assert len(first) == len(texts) == 6 and len({x for x, _, _ in first}) == 3 and len({y for _, y, _ in first}) == 2
-    assert page.count('class="cell bad"') == 2 * 2 and "<b>a &lt;b&gt;</b>" in page
-    assert [text.split(":")[0].split("\n") for _, _, text in third if "diverged" in text] == [
+        assert any(about.startswith(f"{sweeps.settings(trial.point)}: {end}") for _, about, _ in cells)
+    assert "<b>a &lt;b&gt;</b>" in page
+    assert [text.split(":")[0].split("\n") for each in of_lr["series"] for text in each["texts"]] == [
         ["gone", "run.batch_size 8"], ["gone", "run.batch_size 16"],
     ]  # fmt: skip
     assert page.count("<details>") == 3 and "a &lt;b&gt;: lr" in page and "the best of 6 points" in page
@@ -396,16 +398,19 @@ def test_a_map_has_the_two_axes_that_matter_and_the_best_over_the_others(tmp_pat
         for beta in (0.2, 0.5)
     ]
     record = made(tmp_path, {"m": scores})
-    (panel,) = sweeps.panels(record)
-    assert (panel["kind"], panel["x"]["name"], panel["y"]["name"]) == ("grid", "lr", "beta")
-    assert panel["x"] == {"name": "lr", "values": [0.1, 1.0, 10.0], "numeric": True, "log": True}
-    assert panel["note"] == "Each cell: the best over k." and len(panel["points"]) == 6
-    assert {(p["x"], p["y"]): p["value"] for p in panel["points"]} == {
-        (lr, beta): loss(lr, beta, 1) for lr in (0.1, 1.0, 10.0) for beta in (0.2, 0.5)
-    }
-    assert panel["points"][0]["x"] == 1.0 and panel["points"][0]["y"] == 0.5
-    (panel,) = sweeps.panels(made(tmp_path, {"m": scores}, search="random"))
-    assert panel["kind"] == "scatter" and len(panel["points"]) == 12 and panel["note"] == "Also varied: k."
+    (drawn,) = sweeps.charts(record)
+    (cells,) = drawn.series
+    assert (cells.kind, drawn.x, drawn.y) == ("cells", Scale("lr", words=("0.1", "1.0", "10.0")),
+                                              Scale("beta", words=("0.2", "0.5")))  # fmt: skip
+    shown = zip(cells.x, cells.values[0], cells.texts, strict=True)
+    assert drawn.note == "Each cell: the best over k." and {(x, y): text.split("\n")[0] for x, y, text in shown} == {
+        (i, j): "★ " * ((i, j) == (1, 1)) + f"{loss(lr, beta, 1):.4g}"
+        for i, lr in enumerate((0.1, 1.0, 10.0)) for j, beta in enumerate((0.2, 0.5))
+    }  # fmt: skip
+    assert cells.shade[0] == 1 and cells.shade.min() == 0
+    (drawn,) = sweeps.charts(made(tmp_path, {"m": scores}, search="random"))
+    assert drawn.series[0].kind == "dots" and len(drawn.series[0].x) == 12 and drawn.note == "Also varied: k."
+    assert drawn.x == Scale("lr", log=True) and (drawn.series[0].x[0], drawn.series[0].values[0, 0]) == (1.0, 0.5)
 
 
 def test_methods_with_one_axis_share_a_drawing(tmp_path):
@@ -413,12 +418,12 @@ def test_methods_with_one_axis_share_a_drawing(tmp_path):
     record = made(
         tmp_path, {"a": a, "b": [({"lr": 0.2}, [1.0, 1.0]), ({"lr": 0.1}, [1.5, 1.5])], "c": [({}, [1, 1])]}, seeds=2
     )
-    (panel,) = sweeps.panels(record)
-    first, second = panel["lines"]
-    assert panel["title"] == "lr" and panel["x"]["log"] and (second["label"], second["x"]) == ("b", [0.1, 0.2])
-    assert first["x"] == [0.01, 0.1, 1.0] and first["failed"] == [9.0]
-    assert panel["x"]["values"] == [0.01, 0.1, 0.2, 1.0, 9.0]
-    assert (first["mean"], first["low"], first["high"]) == ([1.3, 1.0, 0.8], [0.8, 0.5, 0.3], [1.8, 1.5, 1.3])
+    (drawn,) = sweeps.charts(record)
+    first, failed, second = drawn.series
+    assert (drawn.title, drawn.x) == ("lr", Scale("lr", log=True))
+    assert (second.label, second.k, second.x.tolist()) == ("b", 1, [0.1, 0.2])
+    assert first.x.tolist() == [0.01, 0.1, 1.0] and failed.x.tolist() == [9.0] and np.isnan(failed.shade).all()
+    assert [part.tolist() for part in first.parts] == [[1.3, 1.0, 0.8], [0.8, 0.5, 0.3], [1.8, 1.5, 1.3]]
 
 
 def test_the_scale_ends_at_the_initial_model(tmp_path):

@@ -12,6 +12,8 @@ from matplotlib.image import imread
 
 from fedax.errors import ConfigError
 from fedax.figures import COLOURS, DASHES, Series, along, colour, curves, dash, encode, marker, write
+from fedax.figures.drawing import draw
+from fedax.figures.series import Chart, Scale
 
 LABELS = ["plain", "100 % $x_1$ & <b>", "_hidden", "η \\cmd {a}"]
 
@@ -194,3 +196,37 @@ def test_long_labels_of_the_axis_stay_in_the_picture():
     figure.draw_without_rendering()  # lays it out
     box = figure.axes[0].yaxis.label.get_window_extent()
     assert box.y0 >= 0 and box.y1 <= figure.bbox.y1
+
+
+def test_bars_stand_before_one_another_from_zero_and_words_name_them():
+    bars = [Series(f"class {k}", [0, 1], [top], kind="bars") for k, top in enumerate([[2, 0], [5, 3]])]
+    (axes,) = draw(Chart("sizes", Scale("Clients", words=("a", "$b$")), Scale("Examples", whole=True), bars)).axes
+    low, high = ([(bar.get_y(), bar.get_height()) for bar in each] for each in axes.containers)
+    assert low == [(0, 2), (0, 0)] and high == [(0, 5), (0, 3)] and axes.get_ylim()[0] == 0
+    assert axes.containers[0][0].get_zorder() > axes.containers[1][0].get_zorder()
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["a", "$b$"]
+
+
+def test_cells_and_dots_are_dark_where_they_are_good_and_failures_are_crosses():
+    shade, texts = [1.0, 0.0, np.nan], ["★ 0.1\nlr 1", "2\nlr 2", "×\nlr 3"]
+    words, at = Scale("lr", words=("1", "2")), ([0, 1, 1], [[0, 0, 1]])
+    cells = Series("", *at, kind="cells", shade=np.array(shade), texts=texts)
+    axes, bar = draw(Chart("fedavg", words, words, [cells], ramp=("Test loss", "2 or worse", "0.1"))).axes
+    assert axes.images[0].get_array().filled(-1).tolist() == [[1, 0], [-1, -1]]
+    assert [text.get_text() for text in axes.texts] == ["★ 0.1", "2", "×"] and axes.get_title() == "fedavg"
+    assert (bar.get_ylabel(), [text.get_text() for text in bar.get_yticklabels()]) == (
+        "Test loss",
+        ["2 or worse", "0.1"],
+    )
+    dots = Series("", *at, kind="dots", shade=np.array(shade))
+    axes, _ = draw(Chart("fedavg", Scale("lr"), Scale("beta"), [dots], ramp=("Test loss", "2", "0.1"))).axes
+    assert axes.collections[0].get_array().tolist() == [1, 0]
+    crosses, star = axes.lines
+    assert (crosses.get_marker(), crosses.get_xydata().tolist()) == ("x", [[1, 1]])
+    assert (star.get_marker(), star.get_xydata().tolist()) == ("*", [[0, 0]])
+
+
+def test_numbers_on_the_axes_of_a_map_may_be_logarithmic():
+    dots = Series("", [0.01, 1], [[1, 100]], kind="dots", shade=np.ones(2))
+    axes, _ = draw(Chart("m", Scale("lr", log=True), Scale("k", log=True), [dots], ramp=("a", "b", "c"))).axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log") and axes.get_ylim()[0] > 0

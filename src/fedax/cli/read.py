@@ -200,6 +200,10 @@ def report(
         str | None,
         typer.Option(metavar="[COLUMN=]VALUE", help="Show what it cost to reach it.", show_default=False),
     ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column that decides.", show_default="as it was run"),
+    ] = None,
     out: Annotated[
         pathlib.Path | None,
         typer.Option(help="File to write.", show_default="RUN/report.html, or comparison.html; tables are printed"),
@@ -223,6 +227,8 @@ def report(
     reached. The LaTeX needs the package booktabs. Figures for a paper are in the
     run folder's plots, as PDF and SVG.
 
+    With --judge another column decides, with tests of its own.
+
     A report shows figures that no noise hides. With --public it is a page, or a
     table, of what may be published of a private run: settings of the methods,
     what is measured on public examples, and the privacy that is spent.
@@ -233,9 +239,11 @@ def report(
       fedax report runs/digits-1 runs/digits-2 --out both.html
       fedax report runs/digits-1 --format latex --target test_accuracy=0.9
       fedax report runs/digits-1 --format csv --out digits.csv
+      fedax report runs/digits-1 --judge test_accuracy --out by-accuracy.html
       fedax report runs/digits-1 --format json
       fedax report runs/private-1 --public
     """
+    from fedax.columns import describe
     from fedax.errors import ConfigError, one_line
     from fedax.experiments import clients, read, summary, tables, write_report
     from fedax.experiments.runs import lost
@@ -248,6 +256,12 @@ def report(
     for record in records:
         for sentence in (*lost(record), *clients.damaged(record)):
             echo(f"warning: {one_line(f'{record.folder}: {sentence}', 1000)}", err=True)
+    opening = []
+    if judge is not None:
+        if public:
+            raise ConfigError("judge", judge, "the verdict is not public; leave it out with --public")
+        opening = [f"Judged by {describe(judge).label}, as this report was asked for."]
+        records = summary.judged_by(records, judge)
     page = records[0].folder / ("public.html" if public else "report.html")
     path = out or (page if len(records) == 1 else pathlib.Path("comparison.html"))
     text = ""
@@ -263,7 +277,7 @@ def report(
         text = made[form](records, target=aim)
     try:
         if form is ReportFormat.html and not public:
-            write_report(records, path, target=aim)
+            write_report(records, path, target=aim, opening=opening)
         elif form is ReportFormat.html or out is not None:
             write_atomic(path, text)
     except OSError as error:

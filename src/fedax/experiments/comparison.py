@@ -380,7 +380,7 @@ def _plot(
     column = known[0] if column is None else column
     if column not in known:
         raise unknown("column", column, known)
-    from fedax.experiments.plots import series  # slow
+    from fedax.experiments.charts import series
     from fedax.figures import curves
 
     return curves(series(problem.methods, column, x), x=x, column=column, target=target)

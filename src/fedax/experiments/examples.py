@@ -1,4 +1,4 @@
-"""The loss or metric of a run's final model at each held-out example: files in the run folder, for the tests."""
+"""The loss and metrics of a run's final model at each held-out example: files in the run folder, for the tests."""
 
 import warnings
 from collections.abc import Mapping
@@ -14,13 +14,14 @@ from fedax.engine.checkpoint import write_tensors
 from fedax.engine.devices import in_precision
 from fedax.engine.saved import read_model
 from fedax.errors import DamagedWarning
-from fedax.experiments.chance import fixed_part
+from fedax.experiments.chance import part_of, redrawn
 from fedax.experiments.clients import finite_model, whole_task
 from fedax.experiments.config.experiment import Experiment, columns
 from fedax.experiments.defaults import judge
 from fedax.experiments.runs import model_path, said
 from fedax.files import damage, regular, slug
 
+ALL = "all"  # in files of all measures; those of earlier versions have the one that decided
 _MOST_BYTES = 1 << 30
 
 
@@ -28,7 +29,7 @@ class ExampleValues(NamedTuple):
     """Values of held-out examples.
 
     Attributes:
-        values: [n] the deciding measure at each example.
+        values: [n] a measure at each example.
         sizes: [N] how many of the examples each client has; [1] where the clients are not known.
     """
 
@@ -41,61 +42,70 @@ def path_of(folder: Path, label: str, seed: int) -> Path:
     return folder / "examples" / f"{slug(label)}-seed{seed}.safetensors"
 
 
-def measured(experiment: Experiment) -> tuple[str, str] | None:
-    """The held-out part and the measure to store; ``None`` where it is no mean over examples that all seeds share."""
+def measured(experiment: Experiment) -> tuple[str, list[str]] | None:
+    """The held-out part, and its measures that are means over examples; ``None`` where seeds do not share a part.
+
+    It is the part of the column that decides, else the test; the others can decide afterwards.
+    """
     if experiment.fleet is not None:
         return None
-    column = judge(experiment.config, columns([experiment]))
-    part = fixed_part(experiment.config, column)
-    if part is None or getattr(experiment, part) is None:
+    decides = part_of(judge(experiment.config, columns([experiment])))
+    parts = [part for part in (decides, "test", "val") if part and getattr(experiment, part) is not None]
+    if not parts or redrawn(experiment.config, parts[0]):
         return None
-    measure = str(column).removeprefix(f"{part}_")
     task = whole_task(experiment.task)
-    return (
-        (part, measure)
-        if measure == "loss" or (measure in task.metrics and measure not in task.whole_metrics)
-        else None
-    )
+    return parts[0], ["loss", *(name for name in task.metrics if name not in task.whole_metrics)]
 
 
 def add(experiment: Experiment, folder: Path, label: str, seed: int, params: Any) -> None:
     """Write the values of a finished run, unless its model is not finite or there is nothing to store."""
     if (stored := measured(experiment)) is None or not finite_model(params):
         return
-    part, measure = stored
+    part, measures = stored
     held = getattr(experiment, part)
     with in_precision(experiment.config["run"].get("precision")):
-        values = by_client.each_example(whole_task(experiment.task), params, held)[measure]
-    sizes = held.sizes if isinstance(held, fedax.FederatedData) else [len(values)]
+        values = by_client.each_example(whole_task(experiment.task), params, held)
+    sizes = held.sizes if isinstance(held, fedax.FederatedData) else [len(values["loss"])]
     path = path_of(folder, label, seed)
     path.parent.mkdir(exist_ok=True)
-    tensors: dict[str, np.ndarray] = {
-        f"{part}_{measure}": np.asarray(values, np.float32),
-        "sizes": np.asarray(sizes, np.int64),
-    }
+    tensors = {f"{part}_{measure}": np.asarray(values[measure], np.float32) for measure in measures}
+    tensors |= {"sizes": np.asarray(sizes, np.int64), ALL: np.zeros(0, np.int64)}
     write_tensors(path, tensors, "values of held-out examples", said(folder, path))
 
 
 def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
-    """Write the values of a finished run anew if they are missing or damaged."""
+    """Write the values of a finished run anew if they are missing or damaged, or are those of fewer measures."""
     if (stored := measured(experiment)) is None:
         return
+    part, measures = stored
+    path, known = path_of(folder, label, seed), names(folder, label, seed)
+    if known >= {ALL, *(f"{part}_{measure}" for measure in measures)}:
+        return
+    if path.exists() and not known:
+        warnings.warn(f"{path} is damaged; it is made again", DamagedWarning, stacklevel=3)
+    model = model_path(folder, label, seed)
+    params = read_model(model, experiment.task.entire.form(), said(folder, model))
+    add(experiment, folder, label, seed, params)
+
+
+def names(folder: Path, label: str, seed: int) -> set[str]:
+    """The columns whose values a run has at single examples; empty if the file is missing or cannot be used."""
     path = path_of(folder, label, seed)
-    if read(folder, label, seed, "_".join(stored)) is None:
-        if path.exists():
-            warnings.warn(f"{path} is damaged; it is made again", DamagedWarning, stacklevel=3)
-        model = model_path(folder, label, seed)
-        params = read_model(model, experiment.task.entire.form(), said(folder, model))
-        add(experiment, folder, label, seed, params)
+    try:
+        if not path.is_file() or regular(path) > _MOST_BYTES or damage(path, said(folder, path)) is not None:
+            return set()
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return {*file.keys()} - {"sizes"}
+    except (OSError, ValueError, safetensors.SafetensorError):
+        return set()
 
 
 def read(folder: Path, label: str, seed: int, column: str) -> ExampleValues | None:
     """The values of a run; ``None`` if the file is missing or cannot be used."""
-    path = path_of(folder, label, seed)
+    if column not in names(folder, label, seed):
+        return None
     try:
-        if not path.is_file() or regular(path) > _MOST_BYTES or damage(path, said(folder, path)) is not None:
-            return None
-        with safetensors.safe_open(path, framework="numpy") as file:
+        with safetensors.safe_open(path_of(folder, label, seed), framework="numpy") as file:
             tensors: Mapping[str, np.ndarray] = {name: file.get_tensor(name) for name in (column, "sizes")}
     except (OSError, ValueError, KeyError, safetensors.SafetensorError):
         return None

@@ -1,16 +1,15 @@
-"""The results of a sweep as sentences and panels to draw: for the report, the plots and the command."""
+"""The results of a sweep as sentences and pictures: for the report, the plots and the command."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedax.columns import PARTS, describe, show, show_parts
 from fedax.experiments.runs import Record, Trial
-from fedax.experiments.summary import over, short, wide
-
-Panel = dict[str, Any]
+from fedax.experiments.summary import over, short
+from fedax.figures.series import Chart, Scale, Series, wide
 
 SHOWN = 0.75  # the share of the points that the colours of a map distinguish; the worst ones look alike
 
@@ -93,28 +92,18 @@ def edges(trials: Sequence[Trial]) -> list[tuple[str, float, str]]:
     return at_edge
 
 
-def panels(record: Record) -> list[Panel]:
-    """The panels to draw: curves of the criterion for methods with one axis, a map over two axes for the others.
-
-    Each is a dictionary: ``kind`` (``"curve"``, ``"grid"``, ``"scatter"``), ``title``, ``note``, the axes ``x`` (and
-    ``y``) with name, values and whether they are logarithmic, and its ``lines`` or ``points``.
-    """
-    drawn: list[Panel] = []
-    curves: dict[str, Panel] = {}
+def charts(record: Record) -> list[Chart]:
+    """The pictures: the criterion over the axis of methods with one, and a map over two axes for each other method."""
+    curves: dict[str, list[tuple[int, list[Trial]]]] = {}
+    maps = []
     for k, label in enumerate(record.labels):
         trials = record.trials(label)
         axes = [name for name in (trials[0].point if trials else ()) if len(_values(trials, name)) > 1]
         if len(axes) == 1:
-            name = axes[0]
-            panel = curves.setdefault(name, {"kind": "curve", "title": name, "note": "", "lines": []})
-            panel["lines"].append(_line(label, k, trials, name))
-            if panel not in drawn:
-                drawn.append(panel)
+            curves.setdefault(axes[0], []).append((k, trials))
         elif axes:
-            drawn.append(_map(record, label, trials, axes))
-    for name, panel in curves.items():
-        panel["x"] = _axis(name, [x for line in panel["lines"] for x in line["x"] + line["failed"]])
-    return drawn
+            maps.append(_map(record, label, trials, axes))
+    return [*(_curve(record, name, lines) for name, lines in curves.items()), *maps]
 
 
 def scale(record: Record, share: float = 1.0) -> tuple[float, float, bool]:
@@ -140,59 +129,70 @@ def scale(record: Record, share: float = 1.0) -> tuple[float, float, bool]:
     return low, high, sweep["better"] == "lower" and 0 < 3 * low < high  # good points should be distinguishable
 
 
-def _map(record: Record, label: str, trials: list[Trial], axes: list[str]) -> Panel:
-    """A panel over the two axes that matter most; a cell of a grid shows the best over the other axes."""
+def _curve(record: Record, name: str, lines: list[tuple[int, list[Trial]]]) -> Chart:
+    """A line for each method; what is worse than its model at the start is drawn like it, what failed as a cross."""
+    x, at = _axis(name, [trial.point[name] for _, trials in lines for trial in trials])
+    column, lower = record.config["sweep"]["criterion"], record.config["sweep"]["better"] == "lower"
+    low, high, log = scale(record)
+    series = []
+    for k, trials in lines:
+        label = record.labels[k]
+        for failed in (False, True):
+            here = sorted((t for t in trials if bool(t.failed) == failed), key=lambda t: at(t.point[name]))
+            if not here:
+                continue
+            texts = [f"{label}\n{name} {short(t.point[name])}: {score(record, t)}" for t in here]
+            places = np.array([at(t.point[name]) for t in here], float)
+            if failed:
+                top, crosses = np.full((1, len(here)), high if lower else low), np.full(len(here), np.nan)
+                series.append(Series("", places, top, kind="dots", k=k, texts=texts, shade=crosses))
+            else:
+                values = [t.scores if low <= t.mean <= high else t.scores.clip(low, high) for t in here]
+                series.append(Series(label, places, np.stack(values, axis=1), k=k, texts=texts))
+    return Chart(name, x, Scale(describe(column).label, describe(column).unit, log=log), series)
+
+
+def _map(record: Record, label: str, trials: list[Trial], axes: list[str]) -> Chart:
+    """A map over the two axes that matter most; a cell of a grid shows the best over the other axes."""
     if len(axes) > 2:
         axes = sorted(sorted(axes, key=lambda name: -_importance(trials, name))[:2], key=axes.index)
-    x, y = axes
-    panel: Panel = {"title": label, "x": _axis(x, _values(trials, x)), "y": _axis(y, _values(trials, y))}
-    others = [name for name in trials[0].point if name not in axes and len(_values(trials, name)) > 1]
-    names = " and ".join(others)
-    if record.config["sweep"]["search"] == "random":
-        panel["note"] = f"Also varied: {names}." if others else ""
-        panel |= {"kind": "scatter", "points": [_spot(record, trial, x, y) for trial in trials]}
-        return panel
-    cells: dict[tuple[Any, Any], Panel] = {}
+    grid, column = record.config["sweep"]["search"] == "grid", record.config["sweep"]["criterion"]
+    (x, at_x), (y, at_y) = (_axis(name, [trial.point[name] for trial in trials], words=grid) for name in axes)
+    shown: dict[Any, Trial] = {}
     for trial in trials:  # the best first
-        spot = _spot(record, trial, x, y)
-        cells.setdefault((spot["x"], spot["y"]), spot)
-    panel["note"] = f"Each cell: the best over {names}." if others else ""
-    panel |= {"kind": "grid", "points": list(cells.values())}
-    return panel
+        shown.setdefault((at_x(trial.point[axes[0]]), at_y(trial.point[axes[1]])) if grid else len(shown), trial)
+    low, high, log = scale(record, SHOWN)
+    higher = record.config["sweep"]["better"] == "higher"
+    heights = np.array([trial.mean if not trial.failed else np.nan for trial in shown.values()])
+    best, worst = (high, low) if higher else (low, high)
+    ramp = (describe(column).label, f"{show(column, worst)} or worse", show(column, best))
+    if log and low > 0:
+        best, worst, heights = math.log(best), math.log(worst), np.log(heights)
+    shade = np.clip((heights - worst) / (best - worst), 0, 1) if best != worst else np.sign(np.abs(heights) + 1)
+    texts = []
+    for i, t in enumerate(shown.values()):
+        cell = "×" if t.failed else "★ " * (not i) + show(column, t.mean)
+        texts.append(f"{cell}\n" * grid + f"{settings(t.point)}: {score(record, t)}")
+    at = np.array([[at_x(t.point[axes[0]]), at_y(t.point[axes[1]])] for t in shown.values()], float).T
+    points = Series("", at[0], at[1:], kind="cells" if grid else "dots", texts=texts, shade=shade)
+    others = " and ".join(name for name in trials[0].point if name not in axes and len(_values(trials, name)) > 1)
+    note = f"Each cell: the best over {others}." if grid else f"Also varied: {others}."
+    return Chart(label, x, y, [points], note if others else "", ramp)
 
 
-def _spot(record: Record, trial: Trial, x: str, y: str) -> Panel:
-    return {
-        "x": _place(trial.point[x]),
-        "y": _place(trial.point[y]),
-        "value": None if trial.failed else trial.mean,
-        "text": failure(trial) if trial.failed else show(record.config["sweep"]["criterion"], trial.mean),
-        "about": f"{settings(trial.point)}: {score(record, trial)}",
-    }
-
-
-def _line(label: str, k: int, trials: list[Trial], name: str) -> Panel:
-    successful = [trial for trial in trials if not trial.failed]
-    if all(_is_number(trial.point[name]) for trial in successful):
-        successful.sort(key=lambda trial: trial.point[name])
-    return {
-        "label": label,
-        "k": k,
-        "x": [_place(trial.point[name]) for trial in successful],
-        "mean": [trial.mean for trial in successful],
-        "low": [float(trial.scores.min()) for trial in successful],
-        "high": [float(trial.scores.max()) for trial in successful],
-        "failed": [_place(trial.point[name]) for trial in trials if trial.failed],
-    }
-
-
-def _axis(name: str, values: list[Any]) -> Panel:
-    """An axis of a panel: numbers, logarithmic if they differ much, or words."""
+def _axis(name: str, values: list[Any], words: bool = False) -> tuple[Scale, Callable[[Any], float]]:
+    """An axis of numbers, logarithmic if they differ much, or of words; and the place of a value on it."""
     places = list(dict.fromkeys(map(_place, values)))
     numeric = all(map(_is_number, places))
-    if numeric:
-        places.sort()
-    return {"name": name, "values": places, "numeric": numeric, "log": numeric and wide(np.array(places, float))}
+    if numeric and not words:
+        return Scale(name, log=wide(np.array(places, float))), float
+    places = sorted(places) if numeric else places
+    return Scale(name, words=tuple(cut(str(place)) for place in places)), lambda value: places.index(_place(value))
+
+
+def cut(text: str, most: int = 16) -> str:
+    """A text of at most so many letters; of a longer one the beginning."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _place(value: Any) -> Any:

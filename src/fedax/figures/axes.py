@@ -1,12 +1,14 @@
-"""The axes against which curves are drawn: costs, and the privacy spent."""
+"""Curves against what training costs, or the privacy spent: what they show, without drawing them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedax.columns import describe
 from fedax.errors import ConfigError, unknown
+from fedax.figures.series import Chart, Scale, Series, wide
 
 
 class Axis(NamedTuple):
@@ -23,9 +25,9 @@ class Axis(NamedTuple):
     unit: str = ""
 
     @property
-    def whole(self) -> bool:
-        """Whether its values are whole numbers."""
-        return all(describe(column).type == "whole" for column in self.columns)
+    def scale(self) -> Scale:
+        """It as the axis of a picture."""
+        return Scale(self.label, self.unit, all(describe(column).type == "whole" for column in self.columns))
 
 
 AXES = {
@@ -78,3 +80,12 @@ def along(history: Mapping[str, Any], x: str) -> np.ndarray:
             "x", x, ways_out.get(x, "what is public of a run does not tell it; take 'rounds' or 'epsilon'")
         )
     return np.sum([np.asarray(history[column], float) for column in axis(x).columns], axis=0)
+
+
+def chart(series: Sequence[Series], x: str, column: str, target: float | None = None) -> Chart:
+    """The picture of curves; arguments and errors as of :func:`fedax.figures.curves`."""
+    along, known = axis(x), describe(column)
+    if not series:
+        raise ConfigError("series", list(series), "give at least one")
+    plain = Chart(known.label, along.scale, Scale(known.label, known.unit), series, target=target)
+    return replace(plain, y=plain.y._replace(log=known.scale == "log" and wide(plain.scaling)))

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.style
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from fedax.columns import raised
+from fedax.columns import HEARD, heard_enough, raised
 from fedax.errors import UNSEEN, ConfigError, unknown
-from fedax.figures.style import DASHES, WIDTH
+from fedax.figures.series import Chart, Scale, Series
+from fedax.figures.style import CLASS_COLOURS, COLOURS, DASHES, WIDTH, colour, dash, marker
 
 LINES: dict[str, Any] = dict(zip(DASHES, ("-", (0, (4.5, 1.6)), (0, (1.2, 1.3)), (0, (5, 1.4, 1.2, 1.4))), strict=True))
 FORMATS = ("png", "svg", "pdf")
@@ -40,6 +42,9 @@ _NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": 
 _DPI = 300
 _DECADES = 30  # an axis that goes further has powers of ten only
 _LETTERS = 44  # the most characters of a label in a legend
+_AXIS_LETTERS = 26  # and of one along an axis
+_HEIGHT = 2.0  # inches, without the legend
+_SHADES, _DARK = "Blues", 0.6  # letters are white on what is darker
 
 
 class Drawing(Figure):
@@ -50,15 +55,122 @@ class Drawing(Figure):
         return encode(self, "png"), {"width": width, "height": height}
 
 
-def canvas(height: float, width: float = WIDTH) -> tuple[Drawing, Any]:
-    """An empty figure, in inches, and its axes."""
+def draw(chart: Chart) -> Drawing:
+    """Draw a picture, with the legend below it."""
     with style():
-        figure = Drawing(figsize=(width, height), layout="constrained")
+        figure = Drawing(figsize=(WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e3e6ea", linewidth=0.5)
-    axes.set_axisbelow(True)
-    return figure, axes
+        axes.spines[["top", "right"]].set_visible(False)
+        if not any(s.kind == "cells" for s in chart.series):
+            axes.grid(color="#e3e6ea", linewidth=0.5)
+        axes.set_axisbelow(True)
+        draws = {"line": _line, "bars": _bars, "dots": _dots, "cells": _cells}
+        drawn = []
+        for k, s in enumerate(chart.series):
+            drawn.append(draws.get(s.kind, _line)(axes, s, k if s.k is None else s.k, 1 - k / len(chart.series)))
+        if chart.target is not None:
+            axes.axhline(chart.target, color="#333333", linewidth=0.7, linestyle=(0, (1, 2)), zorder=1)
+        _scale(axes, "x", chart.x)
+        _scale(axes, "y", chart.y)
+        _limit(axes, chart)
+        if chart.ramp:
+            name, *ends = chart.ramp
+            shades = figure.colorbar(matplotlib.cm.ScalarMappable(cmap=_SHADES), ax=axes, label=name, ticks=[0, 1])
+            shades.set_ticklabels(ends, rotation=90)
+            low, high = shades.ax.get_yticklabels()
+            low.set_verticalalignment("bottom")
+            high.set_verticalalignment("top")
+            axes.set_title(chart.title, parse_math=False)
+        named = {f"{s.label} ({s.gone})" if s.gone else s.label: handle
+                 for s, handle in zip(chart.series, drawn, strict=True) if s.label and not chart.ramp}  # fmt: skip
+        if named:
+            legend(figure, list(named.values()), list(named))
+    return figure
+
+
+def _line(axes: Any, s: Series, k: int, under: float) -> Any:
+    """A line, the wider the more are drawn over it (``under``, a share), so that equal ones all show."""
+    line, *ends = s.parts
+    if s.kind != "line":
+        return axes.plot(s.x, line, color="#8c99a7", linewidth=9 if s.kind == "box" else 0.8)[0]
+    if ends:
+        axes.fill_between(s.x, *ends, color=colour(k), alpha=0.16, linewidth=0)
+    (drawn,) = axes.plot(
+        s.x, line, linestyle=LINES[dash(k)], color=colour(k), marker=marker(k), markevery=_marks(s.x, 1 - under),
+        linewidth=0.9 + 0.8 * under, markersize=3.2 + 2.0 * under, markeredgecolor="white", markeredgewidth=0.3,
+    )  # fmt: skip
+    if s.heard is not None and (away := ~heard_enough({HEARD: s.heard})).any():
+        axes.plot(
+            s.x[away], line[away], "o", color=colour(k), markersize=5, markerfacecolor="white", markeredgewidth=0.9
+        )
+    if s.gone and s.x.size:
+        axes.plot(s.x[-1], line[-1], "x", color=colour(k), markersize=5.5, markeredgewidth=1.4)
+    return drawn
+
+
+def _marks(x: np.ndarray, shift: float) -> list[int]:
+    """The evaluations that have a mark: those nearest to seven places along the axis, which are shifted by a share."""
+    if not x.size:
+        return []
+    places = x[0] + (x[-1] - x[0]) * (np.arange(7) + shift) / 7
+    return sorted({int(np.argmin(np.abs(x - place))) for place in places})
+
+
+def _bars(axes: Any, s: Series, k: int, under: float) -> Any:
+    width = 0.85 * float(np.diff(s.x).min()) if len(s.x) > 1 else 0.85
+    return axes.bar(s.x, s.parts[0], width=width, color=CLASS_COLOURS[k % len(CLASS_COLOURS)], zorder=1 + under)
+
+
+def _dots(axes: Any, s: Series, k: int, under: float) -> Any:
+    if s.shade is None:
+        return axes.plot(s.x, s.parts[0], marker(k), color=colour(k), markersize=4)[0]
+    crosses = np.isnan(s.shade)
+    axes.plot(s.x[crosses], s.parts[0][crosses], "x", color=COLOURS[6])
+    axes.plot(s.x[:1][~crosses[:1]], s.parts[0][:1][~crosses[:1]], "*", color=COLOURS[1], markersize=9, zorder=3)
+    return axes.scatter(s.x[~crosses], s.parts[0][~crosses], c=s.shade[~crosses], cmap=_SHADES, vmin=0, vmax=1,
+                        edgecolors="#8591a0")  # fmt: skip
+
+
+def _cells(axes: Any, s: Series, k: int, under: float) -> Any:
+    column, row = s.x.astype(int), s.values[0].astype(int)
+    table = np.full((row.max() + 1, column.max() + 1), np.nan)
+    table[row, column] = s.shade
+    for i, j, text in zip(column, row, s.texts, strict=False):
+        dark = table[j, i] > _DARK
+        axes.text(
+            i, j, text.partition("\n")[0], ha="center", va="center", color="white" if dark else "black", fontsize=6
+        )
+    return axes.imshow(table, vmin=0, vmax=1, cmap=_SHADES, origin="lower", aspect="auto")
+
+
+def _scale(axes: Any, side: str, scale: Scale) -> None:
+    """Name an axis, and write its numbers, or words."""
+    axis = getattr(axes, f"{side}axis")
+    getattr(axes, f"set_{side}label")(textwrap.fill(scale.label, _AXIS_LETTERS), parse_math=False)
+    if scale.words:
+        step = -(-len(scale.words) // 12) if side == "x" else 1
+        places = range(0, len(scale.words), step)
+        axis.set_ticks(places, [scale.words[i].translate(UNSEEN) for i in places], parse_math=False)
+    elif scale.log:
+        getattr(axes, f"set_{side}scale")("log")
+        powers(axis)
+    else:
+        number(axis, scale.unit, whole=scale.whole)
+
+
+def _limit(axes: Any, chart: Chart) -> None:
+    """Scale to the series that stay; one that diverged or ended worse may leave the picture."""
+    seen = chart.scaling
+    if not seen.size or chart.y.words:
+        return
+    low, high = float(seen.min()), float(seen.max())
+    if any(s.kind == "bars" for s in chart.series):
+        axes.set_ylim(0, 1.05 * high or 1)
+    elif chart.y.log:
+        axes.set_ylim(low / 1.2, high * 1.2)
+    else:
+        pad = 0.05 * (high - low or 1.0)
+        axes.set_ylim(low - pad, high + pad)
 
 
 def style() -> Any:
@@ -70,7 +182,7 @@ def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> Non
     """Add a legend below the axes, where it hides no curve; the figure grows by its height.
 
     Args:
-        figure: from :func:`canvas`.
+        figure: from :func:`draw`.
         handles: the lines.
         labels: of the lines; drawn as they are, no mathematics.
     """

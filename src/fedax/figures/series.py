@@ -1,6 +1,8 @@
-"""A curve to be drawn: one method over its seeds."""
+"""What a picture shows: one structure, which Matplotlib draws as a figure and uPlot in the report."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,12 @@ class Series:
         gone: why it left the others, such as ``"diverged"``; it does not scale the picture then. Empty: it did not.
         heard: [n] the share of the weight of real clients that was heard; a ring is drawn where not all were. ``None``:
             all were.
+        kind: ``"line"`` with marks, and a band over the seeds; ``"dots"``; ``"bars"`` from 0, the first in front;
+            ``"cells"`` of a table; or a plain ``"rule"``, ``"whisker"``, ``"box"``.
+        k: the method whose colour, dash and mark it has; ``None``: by its place in the picture; −1: grey.
+        middle: [n] the line, in place of the mean of the values.
+        texts: [n] what is said of each point where a reader points at it.
+        shade: [n] how dark dots and cells are, from 0 to 1; not-a-number: a cross. The first dot, if dark, is a star.
 
     Raises:
         ConfigError: shapes that do not fit.
@@ -32,6 +40,11 @@ class Series:
     values: np.ndarray
     gone: str = ""
     heard: np.ndarray | None = None
+    kind: str = field(default="line", kw_only=True)
+    k: int | None = field(default=None, kw_only=True)
+    middle: np.ndarray | None = field(default=None, kw_only=True)
+    texts: Sequence[str] = field(default=(), kw_only=True)
+    shade: np.ndarray | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         x, values = np.asarray(self.x, float), np.asarray(self.values, float)
@@ -47,3 +60,63 @@ class Series:
             object.__setattr__(self, "heard", heard)
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "values", values)
+
+    @property
+    def parts(self) -> list[np.ndarray]:
+        """The line; with several seeds also the lower and the upper edge of the band."""
+        line = self.values.mean(0) if self.middle is None else np.asarray(self.middle, float)
+        return [line, self.values.min(0), self.values.max(0)] if len(self.values) > 1 else [line]
+
+
+class Scale(NamedTuple):
+    """An axis of a picture.
+
+    Attributes:
+        label: its name.
+        unit: ``"%"`` for shares, ``"B"``, ``"s"``, or nothing.
+        whole: whether its numbers are counts.
+        log: whether it is logarithmic.
+        words: the labels at 0, 1, 2, …, where it has words in place of numbers.
+    """
+
+    label: str = ""
+    unit: str = ""
+    whole: bool = False
+    log: bool = False
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """A picture.
+
+    Args:
+        title: what it shows.
+        x, y: its axes.
+        series: what lies in it, in the order of the legend.
+        note: a sentence about it.
+        ramp: of shades: what they measure, and the texts of the worst and the best.
+        along: other x-axes that a reader of the report can choose: name -> the axis, and the x of each series.
+        target: a value of y, drawn as a line across.
+    """
+
+    title: str
+    x: Scale
+    y: Scale
+    series: Sequence[Series]
+    note: str = ""
+    ramp: tuple[str, str, str] | None = None
+    along: Mapping[str, tuple[Scale, Sequence[np.ndarray]]] = field(default_factory=dict)
+    target: float | None = None
+
+    @property
+    def scaling(self) -> np.ndarray:
+        """The finite values by which y is scaled: of the series that stay, and the target."""
+        seen = np.concatenate([np.zeros(0), *(s.values.ravel() for s in self.series if not s.gone)])
+        seen = seen[np.isfinite(seen)]
+        return seen if self.target is None or not seen.size else np.append(seen, self.target)
+
+
+def wide(values: np.ndarray) -> bool:
+    """Whether finite values need a logarithmic scale: the highest is more than eight times the lowest."""
+    return values.size > 0 and bool(values.min() > 0 and values.max() > 8 * values.min())

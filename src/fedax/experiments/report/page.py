@@ -11,9 +11,9 @@ import numpy as np
 import fedax
 from fedax.columns import TIME, describe, show, show_parts
 from fedax.errors import UNSEEN
-from fedax.experiments import classes, clients, diagnosis, noted, own, summary, sweeps, tables, toml
+from fedax.experiments import charts, classes, clients, diagnosis, noted, own, summary, sweeps, tables, toml
 from fedax.experiments.config.sections import PYTHON
-from fedax.experiments.report import charts, privacy, svg
+from fedax.experiments.report import pictures, privacy
 from fedax.experiments.runs import Path, Record, lost
 from fedax.experiments.statistics import Aim, Target, target_of
 from fedax.experiments.summary import GONE, Method, ProblemResults, spread, thousands
@@ -70,9 +70,8 @@ def render(records: Sequence[Record], *, target: Aim | None = None, opening: Seq
         "curves_note": _curves_note(problems),
         "again": _AGAIN.get(first["data"]["name"], "fedax run config.toml"),
         "footer": html.escape(_footer(records)),
-        "symbols": svg.symbols(),
         "style": style(),
-        "script": file("page.js"),
+        "script": script(),
     }
     for name in ("verdict", "results", "classes", "sweep", "privacy", "diagnosis", "clients"):
         fields[name] = fields[name].replace(" %", "\u00a0%")  # no line breaks between a number and its unit
@@ -117,16 +116,26 @@ def filled(template: str, fields: Mapping[str, str]) -> str:
 
 def style() -> str:
     """The style sheet of the report."""
-    return filled(file("page.css"), _colours())
+    return file("uplot/uPlot.min.css") + filled(file("page.css"), _colours())
+
+
+def script() -> str:
+    """The script of the report: uPlot, with its licence, and what draws by it."""
+    licence, uplot = file("uplot/LICENSE"), file("uplot/uPlot.iife.min.js").partition("\n")[2]
+    sharp = "const devicePixelRatio = Math.max(2, window.devicePixelRatio);"  # for printers
+    return (
+        f"/* uPlot 1.6.32\n\n{licence} */\n(() => {{ {sharp}\n{uplot}\nwindow.uPlot = uPlot; }})();\n{file('page.js')}"
+    )
 
 
 def _colours() -> dict[str, str]:
     """The colours of methods and classes, for the style sheet."""
     names = " ".join(f"--c{k}: {colour};" for k, colour in enumerate(COLOURS))
     classes = [f".c{k} {{ color: var(--c{k}); }}" for k in range(len(COLOURS))]
-    classes += [f"svg .b{k}, .patch.b{k} {{ fill: {c}; background: {c}; }}" for k, c in enumerate(CLASS_COLOURS)]
-    classes += [f"svg .h{k} {{ fill: var(--heat); fill-opacity: {k / 10:g}; }}" for k in range(1, 11)]
-    return {"colours": names, "classes": "\n".join(classes)}
+    classes += [f".b{k} {{ background: {c}; }}" for k, c in enumerate(CLASS_COLOURS)]
+    heat = "color-mix(in srgb, var(--heat) {}%, transparent)"
+    classes += [f".h{k} {{ background: {heat.format(10 * k)}; }}" for k in range(1, 11)]
+    return {"colours": f"{names} --patches: {' '.join(CLASS_COLOURS)};", "classes": "\n".join(classes)}
 
 
 def _breakable(text: str) -> str:
@@ -229,7 +238,7 @@ def _sheet(sheet: tables.Sheet | None) -> str:
     """A further table; a long one is folded."""
     if sheet is None:
         return ""
-    unfolded = "" if len(sheet.rows) > charts.MANY else " open"
+    unfolded = "" if len(sheet.rows) > pictures.MANY else " open"
     inside = f'<p class="note">{html.escape(" ".join(sheet.notes))}</p>{table_of_texts(sheet.heads, sheet.rows)}'
     return f"<details{unfolded}><summary>{html.escape(sheet.title)}</summary>{inside}</details>"
 
@@ -240,10 +249,10 @@ def _paragraphs(sentences: Sequence[str]) -> str:
 
 def _curves_note(problems: Sequence[ProblemResults]) -> str:
     methods = [m for problem in problems for m in problem.methods]
-    every = max(map(charts.thinned, problems))
+    every = max(map(charts.thinning, problems))
     note = "Lines are means over the seeds, bands run from the lowest to the highest seed. "
     note = note if max(len(m.runs) for m in methods) > 1 else ""
-    note += "Lines that lie on one another show in turns. "
+    note += "Of lines that lie on one another the first is the widest. "
     note += "⊗: the method diverged, or ended worse than it began. " if any(m.status in GONE for m in methods) else ""
     note += f"Of {every} evaluations one is drawn. " if every > 1 else ""
     away = any(m.heard_text for m in methods)
@@ -257,7 +266,7 @@ def _curves(problems: Sequence[ProblemResults]) -> str:
     for k, problem in enumerate(problems):
         if len(problems) > 1:
             text += f'<h3 class="gap">Problem {k + 1}: {html.escape(_problem_name(problem))}</h3>'
-        text += charts.curves(problem, k)
+        text += pictures.curves(charts.curves(problem), k)
     return text
 
 
@@ -286,7 +295,7 @@ def _table(problem: ProblemResults) -> str:
     for k, m in enumerate(problem.methods):
         hyper = " · ".join(f"{key} {summary.short(value)}" for key, value in m.hyper.items())
         pill = "" if m.status == "finished" else f'<span class="pill {m.status}">{m.status_text}</span>'
-        cells = [(f'{charts.key(k)}{html.escape(m.label)}<span class="hyper">{html.escape(hyper)}</span>{pill}', "")]
+        cells = [(f'{pictures.key(k)}{html.escape(m.label)}<span class="hyper">{html.escape(hyper)}</span>{pill}', "")]
         for _, column, last in measured:
             mark = {"★": "best", "≈": "tied"}.get(problem.mark(m), "")
             mark = mark if column == problem.judge and last == 1 else ""
@@ -305,7 +314,7 @@ def tabular(names: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, 
         text += "</tr>"
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
     kind = " dense" * (len(names) > 8)
-    kind += ' wide" tabindex="0" role="region" aria-label="table' * (len(rows) > charts.MANY)
+    kind += ' wide" tabindex="0" role="region" aria-label="table' * (len(rows) > pictures.MANY)
     return f'<div class="table{kind}"><table><thead><tr>{head}</tr></thead><tbody>{text}</tbody></table></div>'
 
 
@@ -365,17 +374,13 @@ def _classes(record: Record) -> str:
         table.append(("", [(cell, "") for cell in (html.escape(label), *cells)]))
     text = f'<p class="note">{html.escape(note)}</p>{tabular(heads, table)}'
     of = f"class {names[1]}" if two else "the most probable class"
-    about = f"How often {of} occurs among the test rows to which the model gives such a probability of it; on the line "
-    about += "they are equal. The calibration error is the mean distance over all rows; bins of few rows scatter."
     colours = [method["label"] for method in record.config["methods"]]
     summed = {label: classes.bins(of_seeds) for label, of_seeds in found.items()}
-    text += _plot(
-        html.escape(f"Calibration: probability of {of}"), charts.reliability(summed, colours), html.escape(about)
-    )
+    text += pictures.row([charts.reliability(of, summed, colours)])
     for k, (label, of_seeds) in enumerate(found.items()):
         rows = "" if seeds == 1 else f", the rows of {len(of_seeds)} seeds together"
         inside = _confusion(names, classes.confusion(of_seeds)) + _calibration(of, summed[label])
-        opened = " open" * (k == 0 and len(names) <= charts.MANY)
+        opened = " open" * (k == 0 and len(names) <= pictures.MANY)
         text += f"<details{opened}><summary>{html.escape(f'{label}: counts{rows}')}</summary>{inside}</details>"
     return text
 
@@ -411,10 +416,9 @@ def _sweep(record: Record) -> str:
     text = f'<p class="note">{html.escape(note)}</p>'
     if notes := sweeps.notes(record):
         text += _list(notes)
-    if any(panel["kind"] != "curve" for panel in sweeps.panels(record)):
-        text += charts.ramp(record)
     tables = "".join(_trials(record, label) for label in record.labels)
-    return f'{text}<div class="grid">{charts.panels(record)}</div>{tables}'
+    drawn = "".join(pictures.row([picture]) for picture in sweeps.charts(record))
+    return f'{text}<div class="grid">{drawn}</div>{tables}'
 
 
 def _trials(record: Record, label: str) -> str:
@@ -521,9 +525,7 @@ def _by_client(record: Record, judge: str | None) -> str:
             ) * any(method_spread.label in clients.BASELINES for method_spread in spreads)
         if not spreads:
             continue
-        text += f'<h3 class="gap">{html.escape(described.label)} of each client</h3>'
-        text += f'<p class="note">{html.escape(about)}</p>'
-        text += charts.spread(column, spreads, labels) + _spread_table(column, spreads)
+        text += pictures.row([charts.spread(column, spreads, labels, about)]) + _spread_table(column, spreads)
     if sentences := clients.left_out(record.folder):
         text += f'<p class="note">{html.escape(" ".join(sentences))}</p>'
     return text
@@ -554,8 +556,6 @@ def _clients(record: Record, judge: str | None) -> str:
         f"{len(sizes)} clients hold {thousands(int(sizes.min()))} to {thousands(int(sizes.max()))} examples "
         f"(median {np.median(sizes):g}). "
     )
-    pictures = charts.of_clients(about_clients)
-    parts = [_plot("Examples of each client", pictures["sizes"])]
     if about_clients["counts"]:
         counts = np.asarray(about_clients["counts"])
         commonest, overall = (counts / sizes[:, None]).max(1), counts.sum(0).max() / sizes.sum()
@@ -563,7 +563,6 @@ def _clients(record: Record, judge: str | None) -> str:
             f"The commonest class of a client makes up {100 * np.median(commonest):.0f} % of its data in the median; "
             f"that of all data together, {100 * overall:.0f} %. "
         )
-        parts.append(_plot("Classes of each client", pictures["counts"]))
     if record.config["run"].get("split_seeds"):
         note += f"Shown are those of seed {record.config['run']['seeds'][0]}: each seed has a split of its own. "
     if (number := charts.grouped(about_clients)) > 1:
@@ -576,17 +575,9 @@ def _clients(record: Record, judge: str | None) -> str:
     else:
         ratio = max(steps["mean"]) / (min(steps["mean"]) or math.inf)
         unlike = f"; the busiest client does {ratio:.3g} times the work of the idlest" if ratio > 1 else ""
-        about = (
-            f"{low} to {high} steps in a round that it takes part in{unlike}. "
-            f"Line: mean of {steps['draws']} rounds; band: lowest to highest."
-        )
-        parts.append(_plot("Local steps of each client", pictures["steps"], about))
-    return f'<p class="note">{note}</p>{_by_client(record, judge)}{"".join(parts)}'
-
-
-def _plot(title: str, picture: str, note: str = "") -> str:
-    text = f'<p class="note">{note}</p>' if note else ""
-    return f'<h3 class="gap">{title}</h3>{text}{picture}'
+        note += f"They take {low} to {high} local steps in a round that they take part in{unlike}."
+    drawn = "".join(pictures.row([chart]) for chart in charts.of_clients(about_clients).values())
+    return f'<p class="note">{note}</p>{_by_client(record, judge)}{drawn}'
 
 
 def _configuration(record: Record, several: bool) -> str:

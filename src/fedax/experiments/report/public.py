@@ -165,7 +165,7 @@ def _spent(of: Public) -> list[str]:
 
 def to_html(of: Public) -> str:
     """The page as HTML that needs no network."""
-    from fedax.experiments.plots import series  # slow
+    from fedax.experiments.charts import series
 
     sheet, pictures = _sheet(of), []
     for column in (*summary.metrics(of.methods), "epsilon"):

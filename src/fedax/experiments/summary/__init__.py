@@ -9,13 +9,13 @@ from fedax.experiments.summary.compared import (
     costs_of,
     curve_order,
     holm,
+    judged_by,
     methods,
     metrics,
     order,
     problems,
     spread,
     table_order,
-    wide,
 )
 from fedax.experiments.summary.settings import axis, facts, in_words, over, rates, short, telling, thousands, varied
 from fedax.experiments.summary.words import (
@@ -38,7 +38,7 @@ from fedax.experiments.summary.worth import over_clients
 
 __all__ = [
     "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "alone_is_better", "axes", "axes_of", "axis",
-    "conclusion", "costs_of", "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "legend",
-    "methods", "metrics", "order", "over", "over_clients", "problems", "rates", "recommendation", "short", "spending",
-    "spread", "table_order", "telling", "thousands", "varied", "verdict", "weaknesses", "wide", "with_spread",
+    "conclusion", "costs_of", "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "judged_by",
+    "legend", "methods", "metrics", "order", "over", "over_clients", "problems", "rates", "recommendation", "short",
+    "spending", "spread", "table_order", "telling", "thousands", "varied", "verdict", "weaknesses", "with_spread",
 ]  # fmt: skip

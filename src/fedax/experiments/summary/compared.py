@@ -15,6 +15,7 @@ import functools
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +25,7 @@ import numpy as np
 from fedax.columns import COSTS, EXCLUSIONS, HEARD, TIME, better, ever_heard, heard_enough, measures, show
 from fedax.engine.history import tail_of
 from fedax.engine.options import OPTIONS
+from fedax.errors import ConfigError, unknown
 from fedax.experiments import chance, examples
 from fedax.experiments.chance import Gap, gap_of
 from fedax.experiments.config.sections import PYTHON
@@ -356,6 +358,39 @@ def problems(records: Sequence[Record]) -> list[ProblemResults]:
     return grouped
 
 
+def judged_by(records: Sequence[Record], column: str) -> list[Record]:
+    """The run folders, with another column that decides than they were run with.
+
+    Raises:
+        ConfigError: no column of all methods, or one that cannot decide; a sweep; or values of single examples, which
+            the tests need, are not stored.
+    """
+    if column not in (known := metrics(methods(records))):
+        raise unknown("judge", column, known)
+    if better(column) is None:
+        raise ConfigError("judge", column, "neither its metric nor its name says which way is better; take another")
+    for record in records:
+        if "sweep" in record.config:
+            chosen = f"the best points of {record.folder} were chosen by {record.config['sweep']['criterion']}"
+            raise ConfigError("judge", column, f"{chosen}; run its best.toml, and judge that run")
+        part = chance.fixed_part(record.config, column)
+        if part is None or record.config["data"]["name"] == "nodes":  # real clients keep their examples
+            continue
+        for run in (run for run in record.runs if run.status == "finished"):
+            stored = examples.names(record.folder, run.label, run.seed)
+            if column in stored or {f"{part}_loss", examples.ALL} <= stored:  # it is no mean over examples, as AUC
+                continue
+            folder = str(record.folder)
+            how = f"fedax run {shlex.quote(f'{folder}/config.toml')} --out {shlex.quote(folder)} --resume"
+            how = f"fedax.compare(…, out={folder!r})" if record.config["data"]["name"] == PYTHON else how
+            how = f"a new run with run.judge = {column!r}" if examples.ALL in stored else how
+            text = f"what the tests need, its values at single examples, is not stored of {run.label}"
+            raise ConfigError("judge", column, f"{text}; {how} stores it")
+    return [
+        replace(record, config=record.config | {"run": record.config["run"] | {"judge": column}}) for record in records
+    ]
+
+
 def _folders(records: Sequence[Record]) -> list[str]:
     """A unique name for each of several folders; the empty name for a single one."""
     if len(records) == 1:
@@ -464,11 +499,6 @@ def holm(p: Sequence[float]) -> list[float]:
 def order(clients: dict[str, Any]) -> np.ndarray:
     """The indices of the clients in the order of the drawings: the largest first."""
     return np.argsort(-np.asarray(clients["sizes"]), kind="stable")
-
-
-def wide(values: np.ndarray) -> bool:
-    """Whether finite values need a logarithmic scale: the highest is more than eight times the lowest."""
-    return values.size > 0 and bool(values.min() > 0 and values.max() > 8 * values.min())
 
 
 def table_order(problem: ProblemResults) -> list[str]:

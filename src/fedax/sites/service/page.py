@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedax.errors import ConfigError, FedaxError
-from fedax.experiments import read, summary
-from fedax.experiments.report import charts, page, svg
+from fedax.experiments import charts, read, summary
+from fedax.experiments.report import page, pictures
 from fedax.sites.service.status import METRICS, cells, online, prometheus_text, span, title
 
 Table = dict[str, Any]
@@ -56,7 +56,7 @@ def server(look: Callable[[], Table], port: int) -> ThreadingHTTPServer:
         "/metrics": lambda: (200, METRICS, prometheus_text(look())),
         "/health": health,
         "/page.css": lambda: (200, "text/css", page.style() + _file("page.css")),
-        "/page.js": lambda: (200, "text/javascript", _file("page.js")),
+        "/page.js": lambda: (200, "text/javascript", page.script() + _file("page.js")),
     }
 
     class Handler(BaseHTTPRequestHandler):
@@ -97,7 +97,7 @@ def _file(name: str) -> str:
 
 
 def _whole(now: str) -> str:
-    return page.filled(_file("page.html"), {"symbols": svg.symbols(), "now": now})
+    return page.filled(_file("page.html"), {"now": now})
 
 
 class _Curves:
@@ -112,7 +112,8 @@ class _Curves:
             known = (folder / "metrics.jsonl").stat()
             of = (folder, known.st_size, known.st_mtime_ns)
             if of != self._of:
-                text = "".join(charts.curves(each, k) for k, each in enumerate(summary.problems([read(folder)])))
+                problems = summary.problems([read(folder)])
+                text = "".join(pictures.curves(charts.curves(each), k) for k, each in enumerate(problems))
                 self._of, self._text = of, text
         except (OSError, FedaxError, ValueError, LookupError):  # there are none yet, or a line is half-written
             pass
@@ -136,7 +137,7 @@ def body(status: Table, drawn: Callable[[Path], str]) -> str:
         inside = f'<p class="note">{html.escape(folder)}</p>{_warning(run["why"])}{page.table_of_texts(heads, rows)}'
         text += _section(title(status), inside)
         if run["run"] and (curves := drawn(Path(folder))):
-            text += _section("Curves", curves)
+            text += _section("Curves", f'<div id="curves">{curves}</div>')
     heads = ["node", "here for", "clients", "examples", "fedax", "JAX", "waited for", "last failure"]
     nodes = []
     for each in status["nodes"]:
