@@ -166,7 +166,9 @@ def test_the_report_and_the_summary_have_them_by_class(done):
         assert text in section, text
     for count in np.ravel(of["confusion"]):
         assert f">{count}<" in section.replace("\u202f", ""), count
-    assert section.count("<details") == 2 and "class ja from a probability" in classes.text(record, "fedavg")
+    assert section.count("<details><summary>") + section.count(
+        "<details open><summary>"
+    ) == 2 and "class ja from a probability" in classes.text(record, "fedavg")
 
 
 def test_predictions_have_the_decision_and_its_threshold(done, tmp_path):
@@ -223,7 +225,7 @@ def test_without_validation_or_of_many_classes_the_most_probable_class_counts(co
     section = (record.folder / "report.html").read_text().split('<section id="classes">')[1].split("</section>")[0]
     assert (
         "decided for &lt;b&gt;high" in section
-        and "<b>" not in section
+        and "<b>high" not in section
         and "Mean recall" in section
         and "Threshold" not in section
     )
