@@ -26,6 +26,7 @@ from fedax.experiments.study.verdicts import (
     fair,
     outcome,
     pool,
+    remark,
     verdict,
     write_page,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "pool",
     "read_study",
     "record_of",
+    "remark",
     "results_of",
     "studies",
     "unsure",
