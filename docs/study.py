@@ -107,6 +107,8 @@ def block(study: Study, name: str, part: str) -> str:
     else:
         lines += textwrap.wrap("Nothing is claimed in pairs.", 118)
     lines += ["", *_methods(study, at, record, problem, column)]
+    if at.section.holes:
+        lines += ["", *textwrap.wrap(f"**Not tried**, by [the rule](../study.md#the-protocol): {_holes(at)}.", 118)]
     if at.section.provisional:  # nothing follows from it: no pairs, no figure
         return "\n".join(lines) + "\n"
     if found and over:
@@ -115,6 +117,14 @@ def block(study: Study, name: str, part: str) -> str:
             lines += ["", *textwrap.wrap(f"**Remark.** {remark}", 118)]
     lines += ["", f"![{at.section.shows[0]}: {describe(column).label}](figures/{name}-{part}.svg)"]
     return "\n".join(lines) + "\n"
+
+
+def _holes(part: StudyPart) -> str:
+    """The known holes, of methods with the same ones together."""
+    same: dict[tuple[str, ...], list[str]] = {}
+    for label, which in part.section.holes.items():
+        same.setdefault(tuple(which), []).append(label)
+    return "; ".join(f"{', '.join(which)} ({' / '.join(labels)})" for which, labels in same.items())
 
 
 def _methods(study: Study, part: StudyPart, record: Record, problem: ProblemResults, column: str) -> list[str]:

@@ -50,6 +50,21 @@ def test_no_choice_breaks_the_rules(name):
 
 
 @pytest.mark.parametrize("name", STUDIES)
+def test_holes_of_grids_are_named_in_the_study_and_on_its_page(name):
+    """Of every part with a verdict; a hole that nobody names is a fault, as is a printed value left out."""
+    loaded, page = study.load(name), (study.HERE / f"{name}.md").read_text(encoding="utf-8")
+    for part in loaded.parts.values():
+        if part.section.tune is None or part.section.provisional:
+            continue
+        assert part.section.printed is not None, f"{part.name} does not say what grid the paper prints"
+        for label, which in part.section.holes.items():
+            assert all(hole in " ".join(page.split()) for hole in which)
+            part.section.holes[label] = which[1:]
+            assert f"{part.name}: {label}: {which[0]} was not tried." in faults(loaded, study.HERE / name)
+            part.section.holes[label] = which
+
+
+@pytest.mark.parametrize("name", STUDIES)
 def test_parts_from_which_nothing_follows_have_a_reason_and_no_verdict(name):
     loaded = study.load(name)
     for part in loaded.parts.values():

@@ -247,6 +247,36 @@ def test_choices_that_others_might_turn_around_are_found(made):
     ]
 
 
+@pytest.mark.parametrize(
+    ("printed", "lr", "best", "holes"),
+    [
+        ("{}", [0.1, 0.2, 0.6, 2.0], 0, []),  # 2 next to the best, else 3, or 10/3
+        ("{}", [0.1, 0.2, 0.6, 2.0], 1, ["lr 0.2 to 0.6"]),
+        ("{}", [0.1, 0.2, 0.4, 1.5], 0, ["lr 0.4 to 1.5"]),
+        ('{"methods.*.lr" = [0.1, 0.15], "methods.fedavg-m.lr" = [9.0]}', [0.1, 0.2], 0, ["lr 0.15"]),
+        ('{"methods.*.beta" = [0.7]}', [0.1, 0.2], 0, []),  # fedavg has no beta
+    ],
+)
+def test_holes_of_a_grid_are_found_unless_they_are_named(made, tmp_path, printed, lr, best, holes):
+    def study(named):
+        grid = ONE_CHOICE.replace("[0.01, 0.2]", str(lr))
+        text = PART.replace('claims = [["fedavg-m", "fedavg"]]\n', f"printed = {printed}\nholes = {named}\n")
+        made_one = made(text + "tune = {extend = 0, again = 0}\n" + grid)
+        tuned(made_one, "fedavg", *[float(at != best) for at in range(len(lr))])
+        (tmp_path / "results").mkdir(exist_ok=True)
+        lines = [json.dumps(line) + "\n" for line in made_one.results.values()]
+        (tmp_path / "results" / "one.jsonl").write_text("".join(lines))
+        (tmp_path / "results" / "one.json").write_text(json.dumps({"config": {}, "about": {}}))
+        return made_one
+
+    assert studies.holes(study("{}"), study("{}").parts["one"]) == {"fedavg": holes}
+    assert faults(study("{}"), tmp_path) == [f"one: fedavg: {hole} was not tried." for hole in holes]
+    named = f"{{fedavg = {json.dumps(holes)}}}"
+    assert faults(study(named), tmp_path) == []
+    stale = faults(study('{fedavg = ["lr 7"]}'), tmp_path)
+    assert stale[-1] == "one: fedavg: lr 7 is called a hole and is none."
+
+
 def test_unequal_budgets_are_found(made, tmp_path):
     recipe = RECIPE.replace('"methods.*.lr" = [0.1, 0.2]', '"methods.fedavg.lr" = [0.1, 0.2, 0.4, 0.8]').replace(
         "[0.5, 0.9]", "[0.5, 0.9, 1.0, 0.2, 0.7]"
