@@ -23,7 +23,6 @@ from fedax.errors import ConfigError
 from fedax.experiments import study as studies
 from fedax.experiments.charts import series
 from fedax.experiments.config.sections import seeds_of
-from fedax.experiments.pooled import LEAST_METHODS
 from fedax.experiments.runs import Record
 from fedax.experiments.study import Claim, Study, StudyPart
 from fedax.experiments.summary import Method, ProblemResults, problems, short
@@ -108,27 +107,24 @@ def block(study: Study, name: str, part: str) -> str:
     else:
         lines += textwrap.wrap("Nothing is claimed in pairs.", 118)
     lines += ["", *_methods(study, at, record, problem, column)]
+    if at.section.holes:
+        lines += ["", *textwrap.wrap(f"**Not tried**, by [the rule](../study.md#the-protocol): {_holes(at)}.", 118)]
     if at.section.provisional:  # nothing follows from it: no pairs, no figure
         return "\n".join(lines) + "\n"
     if found and over:
-        lines += ["", *_tests(found, column, at), "", *textwrap.wrap(_design(at, record, column), 118)]
+        lines += ["", *_tests(found, column, at), "", *textwrap.wrap(f"**Design.** {studies.design(at)}", 118)]
+        if remark := studies.remark(at, record):
+            lines += ["", *textwrap.wrap(f"**Remark.** {remark}", 118)]
     lines += ["", f"![{at.section.shows[0]}: {describe(column).label}](figures/{name}-{part}.svg)"]
     return "\n".join(lines) + "\n"
 
 
-def _design(part: StudyPart, record: Record, column: str) -> str:
-    """What the design can tell, which is known before the runs; and what the runs say of its unit."""
-    text = f"**Design.** {studies.design(part)}"
-    pool = studies.pool(part, record)
-    if len(part.labels) < LEAST_METHODS:
-        return text
-    if pool is None:
-        return f"{text} The methods do not spread alike: each pair has an error of its own."
-    text += f" Such a standard deviation is {show(column, math.sqrt(pool.variance))} here"
-    if not pool.apart:
-        return f"{text}."
-    those = "methods that spread" if len(pool.apart) > 1 else "a method that spreads"
-    return f"{text}, without {those} more: {', '.join(pool.apart)}."
+def _holes(part: StudyPart) -> str:
+    """The known holes, of methods with the same ones together."""
+    same: dict[tuple[str, ...], list[str]] = {}
+    for label, which in part.section.holes.items():
+        same.setdefault(tuple(which), []).append(label)
+    return "; ".join(f"{', '.join(which)} ({' / '.join(labels)})" for which, labels in same.items())
 
 
 def _methods(study: Study, part: StudyPart, record: Record, problem: ProblemResults, column: str) -> list[str]:
@@ -186,16 +182,15 @@ def _settings(point: dict[str, object]) -> str:
 
 def _tests(found: list[Claim], column: str, part: StudyPart) -> list[str]:
     counted = studies.fair(part, found)
-    rows = [["claimed", "better by", "95 % interval", "error", "p, corrected", "beyond chance"]]
+    rows = [["claimed", "better by", "95 % interval", "p, corrected", "beyond chance"]]
     for claim in found:
         if math.isinf(claim.gap):
             by, between = f"{claim.worse if claim.gap > 0 else claim.better} failed", "–"
         else:
             by = "–" if math.isnan(claim.gap) else show(column, claim.gap)
             between = "–" if math.isnan(claim.low) else f"{show(column, claim.low)} to {show(column, claim.high)}"
-        error = "–" if math.isnan(claim.p) else "pooled" if claim.pooled else "own"
         told = claim.result if claim in counted else "says nothing"
-        rows.append([f"{claim.better} > {claim.worse}", by, between, error, _p(claim.corrected), told])
+        rows.append([f"{claim.better} > {claim.worse}", by, between, _p(claim.corrected), told])
     return _table(rows)
 
 

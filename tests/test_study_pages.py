@@ -1,15 +1,18 @@
 """The pages of the studies agree with the results."""
 
 import importlib.util
+import json
 import math
 import re
 import shutil
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+import fedax
 from docs import study
 from fedax.experiments.study import faults, unsure
 from fedax.figures import encode
@@ -50,6 +53,21 @@ def test_no_choice_breaks_the_rules(name):
 
 
 @pytest.mark.parametrize("name", STUDIES)
+def test_holes_of_grids_are_named_in_the_study_and_on_its_page(name):
+    """Of every part with a verdict; a hole that nobody names is a fault, as is a printed value left out."""
+    loaded, page = study.load(name), (study.HERE / f"{name}.md").read_text(encoding="utf-8")
+    for part in loaded.parts.values():
+        if part.section.tune is None or part.section.provisional:
+            continue
+        assert part.section.printed is not None, f"{part.name} does not say what grid the paper prints"
+        for label, which in part.section.holes.items():
+            assert all(hole in " ".join(page.split()) for hole in which)
+            part.section.holes[label] = which[1:]
+            assert f"{part.name}: {label}: {which[0]} was not tried." in faults(loaded, study.HERE / name)
+            part.section.holes[label] = which
+
+
+@pytest.mark.parametrize("name", STUDIES)
 def test_parts_from_which_nothing_follows_have_a_reason_and_no_verdict(name):
     loaded = study.load(name)
     for part in loaded.parts.values():
@@ -76,6 +94,37 @@ def test_the_findings_on_what_was_first_done_are_named():
         "figure-11-tuned: lr is tuned for other methods, and not for FedAdam; Local-Adapt.",
     ):
         assert any(line.startswith(line_start) for line in known), line_start
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_scope_names_as_many_parameters_as_the_network_has(name):
+    for part in study.load(name).parts.values():
+        if named := re.search(r"([\d,]+) parameters", part.section.scope):
+            shared = json.loads((study.HERE / name / "results" / f"{part.name}.json").read_text(encoding="utf-8"))
+            assert shared["about"]["parameters"] == int(named[1].replace(",", "")), part.name
+
+
+def test_sizes_of_the_papers_networks_are_those_of_the_tasks():
+    """The table of figures.md names them; the counts are made here."""
+    page = (study.HERE / "figures.md").read_text(encoding="utf-8")
+    table = page[page.index("## Sizes of networks") : page.index("## Wang et al. 2020")]
+    of = {
+        "Synthetic": fedax.tasks.softmax_regression(60, 10),
+        "VGG-11": fedax.tasks.vgg11((32, 32, 3), 10),
+        "FedDA, Figures 1 and 4": fedax.tasks.cnn((28, 28, 3), 9, filters=32),
+        "8 filters of that": fedax.tasks.cnn((28, 28, 1), 10, filters=8),
+        "FedDA, Figures 2, 5, 7 to 11": fedax.tasks.cnn((32, 32, 3), 10, filters=64),
+        "8 filters": fedax.tasks.cnn((32, 32, 3), 10, filters=8),
+        "32 filters": fedax.tasks.cnn((32, 32, 3), 10, filters=32),
+        "FedDA, Figures 3 and 6": fedax.tasks.cnn((28, 28, 1), 62, filters=64),
+        "Momentum, Figure 1": fedax.tasks.mlp(features=3072, hidden=(64, 64), classes=10),
+        "ResNet-18": fedax.tasks.resnet18((32, 32, 3), 10),
+        "Momentum, Figures 5 to 8": fedax.tasks.mlp(features=784, hidden=(100,), classes=10),
+    }
+    for network, task in of.items():
+        shapes = jax.eval_shape(task.init, jax.random.key(0))
+        count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+        assert f" {count:,}" in table, network
 
 
 def test_other_folders_are_looked_through_too(tmp_path, monkeypatch, capsys):

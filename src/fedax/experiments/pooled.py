@@ -107,22 +107,21 @@ def compare(pool: Pool | None, one: str, other: str, values: Mapping[str, np.nda
     return Gap(paired.mean, math.sqrt(max(pair_variance, pooled_variance) / seeds), pool.freedom), True
 
 
-def least(seeds: int, methods: int, tests: int = 1, level: float = 0.05) -> float:
-    """The smallest difference that is detected with a power of 80 %, in standard deviations of a residual.
+def least(seeds: int, tests: int = 1, level: float = 0.05) -> float:
+    """The smallest difference that a paired t-test detects with a power of 80 %, in standard deviations of a residual.
 
     Args:
         seeds: S ≥ 2 of each method.
-        methods: M, how many methods are pooled; 2: a pair with its own error.
         tests: the number of tests for which a p-value is corrected, by Bonferroni's bound on Holm's correction.
         level: of the two-sided test.
 
     Example:
-        >>> [round(least(3, methods), 1) for methods in (2, 10)], round(least(3, 10, tests=29), 1)
-        ([4.6, 2.4], 3.8)
+        >>> round(least(3), 1), round(least(10), 1), round(least(3, tests=29), 1)
+        (4.6, 1.4, 24.9)
     """
     from scipy import special
 
-    freedom = (methods - 1) * (seeds - 1)
+    freedom = seeds - 1
     critical = special.stdtrit(freedom, 1 - level / tests / 2)
     low, high = 0.0, 10.0 * critical + 10.0
     for _ in range(60):  # the power grows with the difference

@@ -13,7 +13,7 @@ depend on how many run at the same time. The result of a job is one line of a fi
 
 from fedax.experiments.study.parts import PartSection, Study, StudyPart, read_study, studies
 from fedax.experiments.study.results import record_of, results_of
-from fedax.experiments.study.rules import faults, unsure
+from fedax.experiments.study.rules import faults, holes, unsure
 from fedax.experiments.study.running import carry_out
 from fedax.experiments.study.verdicts import (
     Claim,
@@ -26,6 +26,7 @@ from fedax.experiments.study.verdicts import (
     fair,
     outcome,
     pool,
+    remark,
     verdict,
     write_page,
 )
@@ -44,10 +45,12 @@ __all__ = [
     "effect",
     "fair",
     "faults",
+    "holes",
     "outcome",
     "pool",
     "read_study",
     "record_of",
+    "remark",
     "results_of",
     "studies",
     "unsure",

@@ -59,6 +59,8 @@ class PartSection(Section):
     tune: TuneSection | None = None
     tuned_by: str | None = None
     hold: dict[str, Table] = pydantic.Field(default={})  # method -> {c = "lr^-2"}: settings tied to tuned ones
+    printed: Table | None = None  # the paper's grid, as in ``sweep.grid``; {}: it prints none; None: there is no paper
+    holes: dict[str, list[str]] = pydantic.Field(default={})  # method -> known holes of its grid, see ``holes`` of rules
     unfair: dict[str, str] = pydantic.Field(default={})  # method -> why pairs with it do not count
     scope: str = ""  # what the verdict is limited to, such as "for a network of 2,306 parameters"
     provisional: str = ""  # why no conclusion is drawn from the part
@@ -325,6 +327,7 @@ def _part(section: PartSection, changes: Sequence[Table], folder: Path) -> Study
         row["label"] = label
     claimed = itertools.chain.from_iterable(section.claims)
     named = {"methods": section.methods or (), "claims": claimed, "hold": section.hold, "unfair": section.unfair}
+    named["holes"] = section.holes
     for field_name, given in named.items():
         for label in given:
             if label not in names:
@@ -340,11 +343,16 @@ def _part(section: PartSection, changes: Sequence[Table], folder: Path) -> Study
 
 
 def grid_of(part: StudyPart, label: str) -> dict[str, list[Any]]:
-    """The axes of one method; an axis that names it replaces one for all methods."""
+    """The axes of one method in the grid of a part."""
+    return axes_of(part, label, part.config.get("sweep", {}).get("grid", {}))
+
+
+def axes_of(part: StudyPart, label: str, grid: Table) -> dict[str, list[Any]]:
+    """The axes of one method in a grid; an axis that names it replaces one for all methods."""
     row = part.row(label)
     known = hyperparameters_of(MethodSection(**row), label, code_of(False))
     axes: dict[str, list[Any]] = {}
-    for path, values in part.config.get("sweep", {}).get("grid", {}).items():
+    for path, values in grid.items():
         _, selector, *rest = path.split(".")
         if (
             rest[0] in known

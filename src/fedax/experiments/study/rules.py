@@ -1,13 +1,16 @@
 """Checks of a study: broken rules, and choices that another way of choosing might reverse."""
 
+import itertools
 import json
+import math
 from collections.abc import Sequence
 
 from fedax.experiments.config.sections import Table, seeds_of
 from fedax.experiments.runs import Path, finite, read
-from fedax.experiments.study.parts import Study, StudyPart, accepted, close, grid_of, held_of, short
+from fedax.experiments.study.parts import Study, StudyPart, accepted, axes_of, close, grid_of, held_of, short
 from fedax.experiments.study.results import results_of
 
+WIDE, NEAR = 10 / 3, 2.0  # the largest ratio of neighbouring rates, and of those next to the best: 1, 3, 10 has 10/3
 MORE = 1.5  # the largest fair ratio of tuning runs: extended grids of four or five values differ by less
 
 
@@ -16,7 +19,7 @@ def faults(study: Study, folder: Path) -> list[str]:
 
     The rules: no choice by test data; no seed both for tuning and for results; no result at settings that were not
     chosen; scores equal to the rows of the run folders, where these still exist. The findings of :func:`unsure` are
-    included, except for parts that are marked as provisional.
+    included, except for parts that are marked as provisional; and so are :func:`holes` of grids that a part does not name.
     """
     sentences = []
     study.results = results_of(folder)
@@ -40,12 +43,45 @@ def faults(study: Study, folder: Path) -> list[str]:
                         sentences.append(f"{job.name}: its scores are not those of {run}.")
         if not part.section.provisional:
             sentences += unsure(study, part)
+            found, named = holes(study, part), part.section.holes
+            for label, which in found.items():
+                known = {*named.get(label, [])}
+                sentences += [f"{part.name}: {label}: {hole} was not tried." for hole in which if hole not in known]
+                gone = [hole for hole in named.get(label, []) if hole not in which]
+                sentences += [f"{part.name}: {label}: {hole} is called a hole and is none." for hole in gone]
     sentences += [
         f"{line['label']}, {key}: a result at settings that nobody chose."
         for key, line in study.results.items()
         if key not in expected
     ]
     return sentences
+
+
+def holes(study: Study, part: StudyPart) -> dict[str, list[str]]:
+    """What the grid of each method of a part leaves out; empty lists if nothing.
+
+    - ``"lr 0.005"``: the paper prints this value, and it was not tried.
+    - ``"lr 0.002 to 0.01"``: a step of a learning rate, from one value that was tried to the next, of more than a factor
+      of 3 (grids of 1, 3, 10 count as 3), or of more than 2 next to the best.
+
+    Parts that say nothing of a paper's grid, and methods that are not tuned, have none.
+    """
+    found: dict[str, list[str]] = {}
+    for label in part.labels:
+        table = study.tried(part, label)
+        if not table or part.section.printed is None:
+            continue
+        found[label] = []
+        printed = axes_of(part, label, part.section.printed)
+        for axis, best in table[0]["point"].items():
+            name, tried = axis.removesuffix(".value"), sorted({row["point"][axis] for row in table})
+            left = [value for value in printed.get(axis, []) if not any(math.isclose(value, at) for at in tried)]
+            found[label] += [f"{name} {value:g}" for value in left]
+            if name in ("lr", "server_lr"):
+                for low, high in itertools.pairwise(tried):
+                    if high / low > 1.001 * (NEAR if best in (low, high) else WIDE):
+                        found[label].append(f"{name} {low:g} to {high:g}")
+    return found
 
 
 def unsure(study: Study, part: StudyPart) -> list[str]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedax.columns import better, show
-from fedax.experiments.chance import Gap
+from fedax.experiments.chance import Gap, gap_of
 from fedax.experiments.config.sections import seeds_of
-from fedax.experiments.pooled import LEAST_METHODS, Pool, compare, least, pool_of
+from fedax.experiments.pooled import Pool, compare, least, pool_of
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import Path, Record
 from fedax.experiments.study.parts import Study, StudyPart
@@ -27,10 +27,10 @@ class Claim:
             worse. Infinite if one diverged with all seeds; not-a-number if both did, or one with some seeds, or they
             share no seed.
         low, high: the ends of its 95 % confidence interval; not-a-number with one seed.
-        p: two-sided, of this pair only; not-a-number with one seed.
+        p: two-sided, of the paired t-test of this pair only; not-a-number with one seed.
         corrected: p corrected by Holm for all claims of the part.
+        pooled: the same with an error pooled over methods (:mod:`fedax.experiments.pooled`), for a remark.
         seeds: how many seeds both have.
-        pooled: whether the error is pooled over all methods, see :mod:`fedax.experiments.pooled`.
     """
 
     better: str
@@ -40,13 +40,21 @@ class Claim:
     high: float
     p: float
     corrected: float
+    pooled: float
     seeds: int
-    pooled: bool = False
 
     @property
     def result(self) -> str:
         """``"as claimed"``, ``"the other way"``, or ``"not told"`` if not significant, by the corrected p."""
-        if not self.corrected < LEVEL and not math.isinf(self.gap):
+        return self._told(self.corrected)
+
+    @property
+    def pooled_result(self) -> str:
+        """The same by the pooled error."""
+        return self._told(self.pooled)
+
+    def _told(self, p: float) -> str:
+        if not p < LEVEL and not math.isinf(self.gap):
             return "not told"
         return "as claimed" if self.gap > 0 else "the other way"
 
@@ -81,25 +89,27 @@ def pool(part: StudyPart, record: Record) -> Pool | None:
 
 
 def claims(part: StudyPart, record: Record) -> list[Claim]:
-    """Test each claim of a part, by the mean of the last evaluations."""
+    """Test each claim of a part by its paired differences, of the means of the last evaluations."""
     by_label, pooled_error = values_of(part, record), pool(part, record)
-    tested: list[tuple[Claim, Gap | None]] = []
+    tested: list[tuple[Claim, Gap | None, float]] = []
     for one, other in part.section.claims:
         seeds = [seed for seed in by_label.get(one, {}) if seed in by_label.get(other, {})]
         values = {label: np.array([by_label[label][seed] for seed in seeds]) for label in (one, other) if seeds}
         with np.errstate(invalid="ignore"):  # both may be infinite
             gaps = np.subtract(values[one], values[other]) if seeds else np.zeros(0)
         testable = len(gaps) > 1 and bool(np.isfinite(gaps).all())
-        gap, pooled = compare(pooled_error, one, other, values) if testable else (None, False)
+        gap = gap_of(values[other], values[one]) if testable else None
+        pooled = compare(pooled_error, one, other, values)[0].p if testable else 1.0
         mean = float(gaps.mean()) if len({*np.isfinite(gaps)}) == 1 else math.nan
         low, high = (math.nan, math.nan) if gap is None else gap.interval()
         p = math.nan if gap is None else gap.p
-        tested.append((Claim(one, other, mean, low, high, p, math.nan, len(gaps), pooled), gap))
-    corrected = holm([1.0 if gap is None else gap.p for _, gap in tested])
+        tested.append((Claim(one, other, mean, low, high, p, math.nan, math.nan, len(gaps)), gap, pooled))
+    own = holm([1.0 if gap is None else gap.p for _, gap, _ in tested])
+    together = holm([pooled for *_, pooled in tested])
     return [
-        claim if gap is None else replace(claim, corrected=p)
-        for (claim, gap), p in zip(tested, corrected, strict=True)
-    ]  # fmt: skip
+        claim if gap is None else replace(claim, corrected=p, pooled=pooled)
+        for (claim, gap, _), p, pooled in zip(tested, own, together, strict=True)
+    ]
 
 
 def fair(part: StudyPart, tested: Sequence[Claim]) -> list[Claim]:
@@ -116,7 +126,7 @@ def verdict(tested: Sequence[Claim]) -> str:
 
     Example:
         >>> def claim(gap, p, corrected):
-        ...     return Claim("x", "y", gap, gap - 0.5, gap + 0.5, p, corrected, 5)
+        ...     return Claim("x", "y", gap, gap - 0.5, gap + 0.5, p, corrected, corrected, 5)
         >>> sure, likely, against = claim(1.0, 0.001, 0.003), claim(1.0, 0.04, 0.08), claim(-1.0, 0.01, 0.03)
         >>> verdict([sure, likely]), verdict([sure, against]), verdict([sure, claim(-1.0, 0.04, 0.08)]), verdict([])
         ('holds', 'does not hold', 'cannot be told', 'cannot be told')
@@ -138,7 +148,7 @@ def effect(claim: Claim, column: str) -> str:
     """By how much the first method of a pair is better, in the column's units, with the 95 % interval.
 
     Example:
-        >>> effect(Claim("x", "y", -0.01, -0.03, 0.01, 0.3, 0.3, 5), "test_accuracy")
+        >>> effect(Claim("x", "y", -0.01, -0.03, 0.01, 0.3, 0.3, 0.3, 5), "test_accuracy")
         'x against y -1.00 % (-3.00 % to 1.00 %)'
     """
     if math.isinf(claim.gap):
@@ -148,25 +158,43 @@ def effect(claim: Claim, column: str) -> str:
 
 
 def design(part: StudyPart) -> str:
-    """The power of a part's design, as a sentence: the smallest difference that is detected with 80 %.
+    """The power of a part's paired tests, as a sentence: the smallest difference that is detected with 80 %.
 
     Its unit is the standard deviation of a run's residual, without the effects of method and seed.
     """
     seeds = len({*seeds_of("run.seeds", part.config["run"].get("seeds", 1))})
     pairs = sum(not {one, other} & {*part.section.unfair} for one, other in part.section.claims)
-    methods = len(part.labels)
     if not pairs:
         return ""
     if seeds < 2:
         return "One seed tells no difference from chance."
-    alone, corrected = least(seeds, 2), least(seeds, 2, pairs)
-    text = f"{seeds} seeds: a pair is told with 80 % if it differs by {alone:.2g} standard deviations of a run"
+    text = f"{seeds} seeds: a pair is told with 80 % if it differs by {least(seeds):.2g} standard deviations of a run"
     if pairs > 1:
-        text += f", against the claim of {pairs} pairs by {corrected:.2g}"
-    if methods >= LEAST_METHODS:
-        text += f"; if the {methods} methods spread alike, by {least(seeds, methods):.2g}"
-        text += f" and {least(seeds, methods, pairs):.2g}" if pairs > 1 else ""
+        text += f", against the claim of {pairs} pairs by {least(seeds, pairs):.2g}"
     return f"{text}."
+
+
+def remark(part: StudyPart, record: Record) -> str:
+    """What an error pooled over methods that spread alike would say of the pairs; no verdict rests on it.
+
+    It is empty where no error is pooled.
+    """
+    together = pool(part, record)
+    if together is None:
+        return ""
+    more, fewer = [], []
+    for claim in fair(part, claims(part, record)):
+        if claim.result != claim.pooled_result:
+            told = claim.pooled_result if claim.result == "not told" else claim.result
+            (more if claim.result == "not told" else fewer).append(f"{claim.better} > {claim.worse} ({told})")
+    spread = show(column_of(part, record), math.sqrt(together.variance))
+    text = f"With an error pooled over all methods{' but ' * bool(together.apart)}{', '.join(together.apart)}, "
+    text += f"a standard deviation of {spread}, "
+    if not more and not fewer:
+        return f"{text}the same pairs are beyond chance."
+    parts = [f"{len(more)} more would be beyond chance: {'; '.join(more)}"] if more else []
+    parts += [f"{len(fewer)} would not: {'; '.join(fewer)}"] if fewer else []
+    return f"{text}{', and '.join(parts)}."
 
 
 def outcome(study: Study, folder: Path) -> list[str]:
