@@ -236,7 +236,24 @@ def choosing(names: Collection[str]) -> str:
         >>> choosing(["train_loss", "val_loss", "test_loss"]), choosing(["train_loss", "test_loss"])
         ('val_loss', 'train_loss')
     """
-    return next((name for name in ("val_loss", *TRAIN) if name in names), TRAIN[0])
+    return deciding(next((name for name in ("val_loss", *TRAIN) if name in names), TRAIN[0]), names)
+
+
+def deciding(column: str, names: Collection[str]) -> str:
+    """The column that decides for a method where ``column`` is named: that of its personal models, if it has any.
+
+    Everything that chooses or stops by a column asks this: comparisons, sweeps, patience, best models, targets.
+
+    Args:
+        column: such as ``"val_loss"``.
+        names: all columns of the method's history.
+
+    Example:
+        >>> deciding("val_loss", ["val_loss"]), deciding("val_loss", ["val_loss", "val_loss_personal"])
+        ('val_loss', 'val_loss_personal')
+    """
+    own = f"{column}{PERSONAL}"
+    return own if own in names else column
 
 
 def measures(names: Collection[str]) -> list[str]:

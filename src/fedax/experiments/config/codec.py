@@ -52,7 +52,7 @@ FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of 
 
 _MOST = 1000  # the most entries of a list, and characters of a text, that are written
 _PART = ("trainable", "lora")  # settings of the section task that say which part of the model is trained
-_NOT_SCHEDULES = ("regularizer", "compress", "solver", "staleness", "personal")  # hyper-parameters whose tables are no schedules
+_NOT_SCHEDULES = ("regularizer", "compress", "solver", "staleness")  # hyper-parameters whose tables are no schedules
 
 _PERSONAL = Component(
     "personal", fedax.PersonalPart, "", defaults={"leaves": inspect.Parameter.empty}, fixed={"start": None}
