@@ -81,11 +81,20 @@ _OF_WEIGHTS = 1e-6  # the rounding of a sum of weights
 _PLACES = {name: place for place, name in enumerate(_TABLE)}
 _HIGHER = {"accuracy", "precision", "recall", "f1", "auc", "r2"}
 _LOWER = {"loss", "error", "perplexity", "brier", "mse", "rmse", "mae"}
-_SPELT = {"auc": "AUC", "f1": "F1", "r2": "R²", "mse": "MSE", "rmse": "RMSE", "mae": "MAE", "val": "validation"}
+_SPELT = {
+    "auc": "AUC",
+    "f1": "F1",
+    "r2": "R²",
+    "mse": "MSE",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "val": "validation",
+    "unseen": "unseen clients'",
+}
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-PARTS = ("val", "test")  # the held-out parts
+PARTS = ("val", "test", "unseen")  # the held-out parts; unseen: test rows of clients that take no part in training
 TRAIN = ("train_loss", "train_loss_sample")  # of all training data, or of a sample; a run has one of them, or none
 PER_CLIENT = "_per_client"  # the suffix of columns with a figure for each client
 PERSONAL = "_personal"  # the suffix of columns of personal models: each example is answered by its client's own
@@ -200,6 +209,7 @@ def measured_names(
     train: str = TRAIN[0],
     val: bool = True,
     test: bool = True,
+    unseen: bool = False,
     grad_norm: bool = True,
     objective: bool = True,
     density: bool = True,
@@ -210,7 +220,7 @@ def measured_names(
     Args:
         metrics: names of the task's metrics.
         train: the column of the training loss; empty: it is not measured.
-        val, test: whether there are validation and test data.
+        val, test, unseen: whether there are validation and test data, and those of unseen clients.
         grad_norm: whether ‖∇F‖² is measured.
         objective: whether F + ψ is measured, for a method with a regularizer.
         density: whether the share of components beyond a threshold is measured.
@@ -220,7 +230,7 @@ def measured_names(
         >>> measured_names(["accuracy"], val=False, grad_norm=False, objective=False, density=False)
         ['train_loss', 'test_loss', 'test_accuracy']
     """
-    parts = {"val": val, "test": test}
+    parts = {"val": val, "test": test, "unseen": unseen}
     measures = ["loss", *metrics]
     held_out = {f"{part}_{name}": measured for part, measured in parts.items() for name in measures}
     more = {"objective": objective, "density": density}

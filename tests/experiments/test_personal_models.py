@@ -27,7 +27,7 @@ def config(*methods, **run):
 
 def results(folder, *methods, **run):
     folder.mkdir()
-    record, _ = execute(build(config(*methods, **run)), folder, drawn=False)
+    record = execute(build(config(*methods, **run)), folder, drawn=False)
     return record, summary.problems([record])[0]
 
 
@@ -160,7 +160,7 @@ def test_patience_best_models_and_the_end_of_a_run_go_by_personal_models(tmp_pat
 
 
 def test_another_judge_afterwards_is_of_personal_models_too(tmp_path):
-    record, _ = results(tmp_path / "run", HEAD, BASE, seeds=2)
+    results(tmp_path / "run", HEAD, BASE, seeds=2)
     (problem,) = summary.problems(summary.judged_by([read(tmp_path / "run")], "val_accuracy"))
     assert problem.judge == "val_accuracy" and problem.best.label == "head"
     assert problem.methods[0].of_examples("val_accuracy") is None  # only those of the shared model are stored
