@@ -81,11 +81,20 @@ _OF_WEIGHTS = 1e-6  # the rounding of a sum of weights
 _PLACES = {name: place for place, name in enumerate(_TABLE)}
 _HIGHER = {"accuracy", "precision", "recall", "f1", "auc", "r2"}
 _LOWER = {"loss", "error", "perplexity", "brier", "mse", "rmse", "mae"}
-_SPELT = {"auc": "AUC", "f1": "F1", "r2": "R²", "mse": "MSE", "rmse": "RMSE", "mae": "MAE", "val": "validation"}
+_SPELT = {
+    "auc": "AUC",
+    "f1": "F1",
+    "r2": "R²",
+    "mse": "MSE",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "val": "validation",
+    "unseen": "unseen clients'",
+}
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-PARTS = ("val", "test")  # the held-out parts
+PARTS = ("val", "test", "unseen")  # the held-out parts; unseen: test rows of clients that take no part in training
 TRAIN = ("train_loss", "train_loss_sample")  # of all training data, or of a sample; a run has one of them, or none
 PER_CLIENT = "_per_client"  # the suffix of columns with a figure for each client
 PERSONAL = "_personal"  # the suffix of columns of personal models: each example is answered by its client's own
@@ -200,6 +209,7 @@ def measured_names(
     train: str = TRAIN[0],
     val: bool = True,
     test: bool = True,
+    unseen: bool = False,
     grad_norm: bool = True,
     objective: bool = True,
     density: bool = True,
@@ -210,7 +220,7 @@ def measured_names(
     Args:
         metrics: names of the task's metrics.
         train: the column of the training loss; empty: it is not measured.
-        val, test: whether there are validation and test data.
+        val, test, unseen: whether there are validation and test data, and those of unseen clients.
         grad_norm: whether ‖∇F‖² is measured.
         objective: whether F + ψ is measured, for a method with a regularizer.
         density: whether the share of components beyond a threshold is measured.
@@ -220,7 +230,7 @@ def measured_names(
         >>> measured_names(["accuracy"], val=False, grad_norm=False, objective=False, density=False)
         ['train_loss', 'test_loss', 'test_accuracy']
     """
-    parts = {"val": val, "test": test}
+    parts = {"val": val, "test": test, "unseen": unseen}
     measures = ["loss", *metrics]
     held_out = {f"{part}_{name}": measured for part, measured in parts.items() for name in measures}
     more = {"objective": objective, "density": density}
@@ -236,7 +246,24 @@ def choosing(names: Collection[str]) -> str:
         >>> choosing(["train_loss", "val_loss", "test_loss"]), choosing(["train_loss", "test_loss"])
         ('val_loss', 'train_loss')
     """
-    return next((name for name in ("val_loss", *TRAIN) if name in names), TRAIN[0])
+    return deciding(next((name for name in ("val_loss", *TRAIN) if name in names), TRAIN[0]), names)
+
+
+def deciding(column: str, names: Collection[str]) -> str:
+    """The column that decides for a method where ``column`` is named: that of its personal models, if it has any.
+
+    Everything that chooses or stops by a column asks this: comparisons, sweeps, patience, best models, targets.
+
+    Args:
+        column: such as ``"val_loss"``.
+        names: all columns of the method's history.
+
+    Example:
+        >>> deciding("val_loss", ["val_loss"]), deciding("val_loss", ["val_loss", "val_loss_personal"])
+        ('val_loss', 'val_loss_personal')
+    """
+    own = f"{column}{PERSONAL}"
+    return own if own in names else column
 
 
 def measures(names: Collection[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import equinox as eqx
 
 from fedax.contract.algorithm import Exchange, Layer
-from fedax.contract.hyper import choice, count, hyper
+from fedax.contract.hyper import check, choice, count, hyper
 from fedax.contract.local import phases
 from fedax.contract.oracle import Oracle
 from fedax.contract.types import Number, Tree, Unknown
@@ -35,6 +35,10 @@ class OwnPart(NamedTuple):
 
     own: Tree
     h: Tree
+
+
+def _static(leaves: Unknown) -> Unknown:
+    return tuple(leaves) if isinstance(leaves, list) else leaves
 
 
 class PersonalPart(Layer):
@@ -64,7 +68,7 @@ class PersonalPart(Layer):
         'first'
     """
 
-    leaves: str | tuple[str, ...] = eqx.field(static=True, default=())
+    leaves: str | tuple[str, ...] = eqx.field(static=True, default=(), converter=_static)
     lr: Number = hyper(0.05, "(0, ∞)")
     steps: int | None = count(None, off=True)
     order: str = choice("first", "first", "together")
@@ -92,7 +96,9 @@ class PersonalPart(Layer):
         return memory.h
 
     def validate(self) -> None:
-        super().validate()
+        check(self)
+        if not self.leaves:
+            raise ConfigError("leaves", self.leaves, 'name the leaves that each client keeps, such as "head.*"')
         if self.order == "together" and not isinstance(self.inner, SendsItsUpdate):
             name = self.inner.traits().name
             hint = f"clients of {name} do not send y − x alone, so that h has no part of it: give order='first'"

@@ -7,7 +7,7 @@ import pathlib
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,18 @@ Examples = Any
 _BLOCK = 2**26  # bytes that are checked at a time
 
 
+class Unseen(NamedTuple):
+    """Clients that take no part in training, as :func:`fedax.data.split` leaves them out.
+
+    Attributes:
+        train: their training rows, which serve their own models alone.
+        test: their test rows.
+    """
+
+    train: "FederatedData"
+    test: "FederatedData"
+
+
 class FederatedData:
     """The data of N clients, and the weight of each in the objective F(x) = Σ_i p_i F_i(x).
 
@@ -38,6 +50,8 @@ class FederatedData:
         names: [N] what the clients are called in errors, tables and reports, all different. Default: they are numbered.
         transform: what made the examples of a table, and knows the classes' names; it goes with the data.
         overview: the table's columns by client, of data that were read from tables; it goes with the data.
+
+    Data of :func:`fedax.data.split` may have ``unseen``, clients that take no part in training.
 
     Arrays are not copied. Where they do not fit the memory, give memory maps, ``np.load("x.npy", mmap_mode="r")``: they
     are read once to be checked, and then as runs need them.
@@ -73,6 +87,7 @@ class FederatedData:
         self.names = None if names is None else _names(names, len(given))
         self.transform = transform
         self.overview = overview
+        self.unseen: Unseen | None = None
         if (empty := np.flatnonzero(self.sizes < 1)).size:
             raise DataError(
                 f"sizes: {self.name(empty[0])} has {self.sizes[empty[0]]} examples ({empty.size} such clients): "

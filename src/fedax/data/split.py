@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedax.data.federated import FederatedData
+from fedax.data.federated import FederatedData, Unseen
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.numbers import check_count, check_number
 
@@ -35,6 +35,7 @@ def split(
     stratify: bool | str | np.ndarray = False,
     seed: int = 0,
     places: Sequence[int] | None = None,
+    clients: float | Sequence[int] | None = None,
 ) -> Split:
     """Deal each client's own examples at random to training, validation and test.
 
@@ -51,13 +52,16 @@ def split(
             stratified its classes, only.
         places: [N] each client's place, ≥ 0, in a federation of which these are some clients: they are dealt as they
             are among all. Default: 0 to N − 1.
+        clients: clients that take no part in training, as a share in (0, 1) of all, which is drawn by the seed, or by
+            their numbers. Their rows are dealt likewise, to ``train.unseen``: a run evaluates its models there, too.
 
     Returns:
         Data with the same transform. ``train`` keeps the weights p; ``val`` and ``test`` have those of their clients,
         renormalised. Without names, their clients are called ``client 0`` and so on.
 
     Raises:
-        ConfigError: shares that do not sum to 1; not one place ≥ 0 for each client.
+        ConfigError: shares that do not sum to 1; not one place ≥ 0 for each client; no client left out, or none left;
+            clients left out without a test row.
         DataError: ``stratify`` is not one class an example.
 
     Example:
@@ -67,6 +71,9 @@ def split(
         [(('A', 'B', 'C'), [12, 2, 1]), (('A', 'B'), [4, 1]), (('A',), [4])]
         >>> [np.bincount(part.client(0)["y"]).tolist() for part in parts]
         [[6, 6], [2, 2], [2, 2]]
+        >>> train, _, test = split(data, train=0.5, val=0, test=0.5, clients=[1])
+        >>> train.names, test.names, train.unseen.test.names
+        (('A', 'C'), ('A',), ('B',))
     """
     shares = {"train": train, "val": val, "test": test}
     for name, share in shares.items():
@@ -77,6 +84,8 @@ def split(
     places = range(data.num_clients) if places is None else [check_count("places", place, 0) for place in places]
     if len(places) != data.num_clients:
         raise ConfigError("places", list(places), f"give one for each of the {data.num_clients} clients")
+    if clients is not None:
+        return _without(data, _left_out(clients, data.num_clients, seed), shares, stratify, seed, places)
     rare = isinstance(stratify, str) and stratify == "rare"
     classes = _rare_classes(data) if rare else _classes(data, stratify)
     rows: list[list[np.ndarray]] = [[], [], []]
@@ -92,6 +101,38 @@ def split(
         for part, chosen in zip(rows, _divide(order, counts, generator), strict=True):
             part.append(start + np.sort(chosen))
     return Split(*(_part(data, part, whole=k == 0) for k, part in enumerate(rows)))  # type: ignore[arg-type]
+
+
+def _left_out(clients: float | Sequence[int], n: int, seed: int) -> list[int]:
+    """The numbers of the clients that take no part."""
+    if isinstance(clients, Sequence) and not isinstance(clients, str):
+        chosen = sorted({check_count("clients", each, 0, n - 1) for each in clients})
+    else:
+        share = check_number("clients", clients, 0, 1, open_low=True, open_high=True)
+        drawn = np.random.default_rng([seed, n]).permutation(n)  # the clients' own splits have [seed, 0] to [seed, n-1]
+        chosen = sorted(drawn[: max(1, round(share * n))].tolist())
+    if not 0 < len(chosen) < n:
+        raise ConfigError("clients", clients, f"it leaves out {len(chosen)} of {n} clients; some have to stay")
+    return chosen
+
+
+def _without(
+    data: FederatedData, left_out: Sequence[int], shares: Any, stratify: Any, seed: int, places: Sequence[int]
+) -> Split:
+    """The split of the clients that take part, with that of the others beside its training part."""
+    parts = []
+    for chosen in ([i for i in range(data.num_clients) if i not in {*left_out}], left_out):
+        rows = [np.arange(size) + start if i in {*chosen} else np.zeros(0, np.int64)
+                for i, (start, size) in enumerate(zip(data.offsets, data.sizes, strict=True))]  # fmt: skip
+        some = _part(data, rows, whole=False)
+        assert some is not None
+        classes = stratify if isinstance(stratify, bool | str) else np.asarray(stratify)[np.concatenate(rows)]
+        parts.append(split(some, **shares, stratify=classes, seed=seed, places=[places[i] for i in chosen]))
+    if parts[1].test is None:
+        hint = "clients that take no part are evaluated on test rows, and none of those has one: give a larger test"
+        raise ConfigError("test", shares["test"], hint)
+    parts[0].train.unseen = Unseen(parts[1].train, parts[1].test)
+    return parts[0]
 
 
 def _rare_classes(data: FederatedData) -> np.ndarray | None:

@@ -26,7 +26,18 @@ import jax
 import numpy as np
 import safetensors
 
-from fedax.columns import COSTS, EXCLUSIONS, HEARD, PACE, TIME, TRAFFIC, describe, heard_enough, higher_is_better
+from fedax.columns import (
+    COSTS,
+    EXCLUSIONS,
+    HEARD,
+    PACE,
+    TIME,
+    TRAFFIC,
+    deciding,
+    describe,
+    heard_enough,
+    higher_is_better,
+)
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
 from fedax.engine import processes, secret
@@ -70,10 +81,11 @@ class Checkpoints:
         minutes: > 0, a checkpoint when so long has passed since the last one; ``None``: by rounds only.
         keep: how many of the newest stay, ≥ 1. With 2 and more, a run whose newest is damaged goes on from the one
             before.
-        best: a column of the history that measures the model, such as ``"val_loss"``: the model of the evaluated round
-            at which it was best stays too, in ``best.safetensors``, and is the run's ``best``; of equals the first.
-            Asked of a run that goes on, it is the best since then. Of real clients it is one of an evaluation in which
-            ``min_heard`` of the weight was heard; where there was none in training, none is kept. ``None``: likewise.
+        best: a column of the history that measures the model, such as ``"val_loss"``, of personal models where there
+            are such: the model of the evaluated round at which it was best stays too, in ``best.safetensors``, and is
+            the run's ``best``; of equals the first. Asked of a run that goes on, it is the best since then. Of real
+            clients it is one of an evaluation in which ``min_heard`` of the weight was heard; where there was none in
+            training, none is kept. ``None``: likewise.
         higher: whether higher is better; ``None``: as the metric or the column's name tells (:mod:`fedax.columns`).
 
     Raises:
@@ -193,6 +205,7 @@ class Checkpointer:
         if wanted.best is not None and (public := public_columns(self.job)) is not None and wanted.best not in public:
             hint = "it is measured on clients, and which model was best would tell of them; name a public column"
             raise ConfigError("checkpoint.best", wanted.best, hint)
+        self._judge = None if wanted.best is None else deciding(wanted.best, known)
         self._upwards = wanted.upwards_of(self.job.plan.task.metrics)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -376,7 +389,7 @@ class Checkpointer:
         Raises:
             CheckpointError: it cannot be written; the one before is as it was.
         """
-        column, best = self.wanted.best, self.best[which]
+        column, best = self._judge, self.best[which]
         if column is None or not math.isfinite(row[column]) or not heard_enough(row, self.job.min_heard):
             return
         sign = -1 if self._upwards else 1
@@ -474,7 +487,7 @@ class Checkpointer:
             raise CheckpointError(f"{path}: {wrong}; remove it to go on, with the best model from then on")
         with _opened(path) as file:
             meta = self._metadata(path, file, {"of", "round", "value"})
-            if meta["of"] != [self.wanted.best, self._upwards]:
+            if meta["of"] != [self._judge, self._upwards]:
                 return None
             if type(meta["round"]) is not int or type(meta["value"]) is not float or not math.isfinite(meta["value"]):
                 raise CheckpointError(f"{path}: best {meta['value']!r} at round {meta['round']!r}; remove it")

@@ -9,7 +9,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from fedax.columns import TRAIN, describe, diverged, heard_enough
+from fedax.columns import PERSONAL, TRAIN, describe, diverged, heard_enough
 from fedax.contract.types import Tree, Unknown
 from fedax.engine import private, processes
 from fedax.engine.checkpoint import Checkpointer, SavedRun, Snapshot
@@ -156,7 +156,7 @@ class RunInProgress:
         values = [row[judge] for row in counted] if judge is not None else []
         if self.status == "finished" and values and ended_worse(values):
             self.status = "worse"
-            name = "objective" if self.public is None else judge
+            name = judge if self.public is not None or str(judge).endswith(PERSONAL) else "objective"
             text = f"the run ended worse than it began: its {name} was {values[0]:.4g}, is {values[-1]:.4g}"
             return f"{text}; try a smaller learning rate", DivergedWarning
         if self.status == "diverged":

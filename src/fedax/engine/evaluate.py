@@ -79,6 +79,7 @@ def columns(job: Job) -> list[str]:
         train=job.evaluation.train,
         val=job.has("val"),
         test=job.has("test"),
+        unseen=job.has("unseen"),
         grad_norm=job.evaluation.grad_norm,
         objective=job.evaluation.train == TRAIN[0] and resolve(job.hyper.method, 0).penalty(job.x) is not None,
         density=job.evaluation.density is not None,

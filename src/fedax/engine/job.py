@@ -55,6 +55,7 @@ class EvaluationPlan(NamedTuple):
         grad_norm: whether the norm of the gradient is measured.
         density: the threshold from which on a parameter counts as nonzero; ``None``: they are not counted.
         personal: how personal models are evaluated; ``None``: the method has none.
+        unseen: a job of the clients that take no part, for their personal models; ``None``: there are none.
         train: the column of the training loss; empty: it is not measured.
         sample: the rows on which it is measured; ``None``: all.
     """
@@ -67,6 +68,7 @@ class EvaluationPlan(NamedTuple):
     grad_norm: bool
     density: float | None
     personal: PersonalPlan | None = None
+    unseen: "Job | None" = None
     train: str = TRAIN[0]
     sample: Federation | None = None
 

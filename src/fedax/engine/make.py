@@ -13,7 +13,7 @@ import numpy as np
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Compressor
 from fedax.contract.personal import PersonalPart, model_in
-from fedax.contract.types import Array, Unknown
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine import private, processes, secured
@@ -85,6 +85,12 @@ class JobOptions(Options):
     data: FederatedData | Census
     _: dataclasses.KW_ONLY
     shared: Shared = dataclasses.field(default_factory=Shared)
+
+    @property
+    def parts(self) -> dict[str, Tree]:
+        """Of the data, too, the test examples of clients that take no part."""
+        unseen = self.data.unseen if isinstance(self.data, FederatedData) else None
+        return super().parts | ({} if unseen is None else {"unseen": unseen.test})
 
 
 class CheckedInput(NamedTuple):
@@ -399,6 +405,7 @@ def _evaluation(checked: CheckedInput, planned: PlannedRun, traced: Traced, fed:
         grad_norm="grad_norm" in metrics,
         density=None if density is None else density.threshold,
         personal=_personal(checked, planned),
+        unseen=_unseen(checked, planned),
         train=column,
         sample=shared.once("sample", sample, fed, checked.data, of=(mesh, rows)) if rows else None,
     )
@@ -416,6 +423,22 @@ def _personal(checked: CheckedInput, planned: PlannedRun) -> PersonalPlan | None
     return personal_plan(planned.hyper.method, data, checked.asked.parts, turns)
 
 
+def _unseen(checked: CheckedInput, planned: PlannedRun) -> Job | None:
+    """The clients that take no part, as those of a run of their own without rounds: for their personal models."""
+    asked, data = checked.asked, checked.data
+    if data is None or data.unseen is None or not has_personal(planned.hyper.method):
+        return None
+    if processes.count() > 1:
+        hint = "personal models of clients that take no part are measured in a run of one process"
+        raise ConfigError("data.unseen", processes.count(), hint)
+    if asked.pace is not None:
+        hint = "a server that does not wait does not measure personal models of clients that take no part"
+        raise ConfigError("pace", asked.pace, hint)
+    given = {name: getattr(asked, name) for name in ("work", "batch_size", "params", "newcomer_turns", "seed")}
+    given |= {"rounds": 0, "train_loss": "none", "test": data.unseen.test}
+    return make_job(asked.algorithm, asked.task, data.unseen.train, **given)
+
+
 def _settings(
     checked: CheckedInput, planned: PlannedRun, traced: Traced, paced: Pacing | None
 ) -> Callable[[], dict[str, str]]:
@@ -428,8 +451,11 @@ def _settings(
         clock=None if checked.data is None else asked.clock,
         pace=None if paced is None else paced.pace,
     )
+    rows = None if checked.data is None or checked.data.unseen is None else checked.data.unseen.train
     pooled = {
-        part: pooled_of(each) for part, each in ({"data": checked.data} | asked.parts).items() if each is not None
+        part: pooled_of(each)
+        for part, each in ({"data": checked.data, "unseen rows": rows} | asked.parts).items()
+        if each is not None
     }
 
     def settings() -> dict[str, str]:

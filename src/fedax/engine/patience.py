@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from fedax.columns import heard_enough, higher_is_better
+from fedax.columns import deciding, heard_enough, higher_is_better
 from fedax.contract.types import Unknown
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
@@ -20,7 +20,8 @@ class Patience:
     count.
 
     Args:
-        column: of the history, as a rule one of validation: by the test's, the figures of the test would flatter.
+        column: of the history, as a rule one of validation: by the test's, the figures of the test would flatter. Of a
+            method with personal models it is theirs: ``"val_loss_personal"`` where ``"val_loss"`` is named.
         evaluations: ≥ 1, after so many without a better value the run ends.
         least: ≥ 0, by how much a value has to be better to count.
         higher: whether higher is better; ``None``: as the metric or the column's name tells.
@@ -74,7 +75,7 @@ class PatienceCounter:
     def __call__(self, row: Mapping[str, Unknown]) -> bool:
         if not heard_enough(row, self._min_heard):
             return False
-        value = self._sign * row[self.asked.column]
+        value = self._sign * row[deciding(self.asked.column, row)]
         if value < self._best - self.asked.least:
             self._best, self._waited = value, 0
         else:

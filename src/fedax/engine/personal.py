@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine import by_client
 from fedax.engine.clients import Client, ClientResult, SharedInputs, contribute, oracle_of
+from fedax.engine.layers import own_state
 from fedax.engine.loop import (
     Clients,
     Counters,
@@ -55,7 +56,13 @@ def columns(task: Task, evaluation: "EvaluationPlan") -> list[str]:
         return []
     named = [f"{part}_{name}{PERSONAL}" for part in plan.rows for name in ("loss", *_on_device(task))]
     train = [f"train_loss{PERSONAL}"] if evaluation.train == "train_loss" else []
-    return [*train, *named, "turn_age", "newcomers"]
+    unseen = [] if evaluation.unseen is None else columns(task, evaluation.unseen.evaluation)
+    return [*train, *named, "turn_age", "newcomers", *_renamed(unseen)]
+
+
+def _renamed(names: Iterable[str]) -> dict[str, str]:
+    """Columns of held-out examples of clients that take no part: as a run has them -> as those of unseen clients."""
+    return {f"unseen_{name.removeprefix('test_')}": name for name in names if name.startswith("test_")}
 
 
 def _on_device(task: Task) -> list[str]:
@@ -91,7 +98,22 @@ def measured(job: "Job", state: State, index: int) -> dict[str, Unknown]:
         return {}
     who = everyone(job, index)
     memory = _rows(state.memory, who.ids)
-    return row(job, who, evaluated(job, job.fed, state.server, memory, who, index), index)
+    return row(job, who, evaluated(job, job.fed, state.server, memory, who, index), index) | unseen(job, state, index)
+
+
+def unseen(job: "Job", state: State, index: int) -> dict[str, Unknown]:
+    """The columns of clients that take no part: of the models that they make of the newest one, each for itself."""
+    other = job.evaluation.unseen
+    if other is None:
+        return {}
+    other = other._replace(key=job.key)
+    who = everyone(other, index)
+    fresh = resolve(other.hyper.method, 0).init_client(other.x)
+    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(who.ids), *jnp.shape(leaf))), fresh)
+    found = row(
+        other, who, evaluated(other, other.fed, own_state(job.hyper.method, state.server), memory, who, index), index
+    )
+    return {name: found[as_test] for name, as_test in _renamed(found).items()}
 
 
 def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clients, index: int) -> Evaluated:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from fedax.columns import TRAIN
+from fedax.columns import PERSONAL, TRAIN, deciding
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import ArrayForm, decoded
 from fedax.contract.schedule import resolve
@@ -73,7 +73,9 @@ def judged(names: Collection[str], known: Collection[str] | None) -> str | None:
         known: the public columns of a private run, else ``None``.
     """
     if known is None:
-        return next((name for name in ("objective", *TRAIN, "val_loss", "test_loss") if name in names), None)
+        shown = (f"{TRAIN[0]}{PERSONAL}", "objective", *TRAIN, "val_loss", "test_loss")
+        found = next((name for name in shown if name in names), None)
+        return None if found is None else deciding(found, names)
     return next((name for name in ("val_loss", "test_loss") if name in known and name in names), None)
 
 

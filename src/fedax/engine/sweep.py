@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from fedax.columns import choosing, diverged, higher_is_better
+from fedax.columns import choosing, deciding, diverged, higher_is_better
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
@@ -65,7 +65,8 @@ class Sweep:
 
     @property
     def criterion(self) -> str:
-        """The column by which points are chosen where none is named: ``val_loss``, or without it ``train_loss``."""
+        """The column by which points are chosen where none is named: ``val_loss``, or without it ``train_loss``; of a
+        method with personal models theirs."""
         return choosing(self.runs[0][0].history)
 
     def scores(self, criterion: str | Callable[[Run], float] | None = None, last: int = 1) -> np.ndarray:
@@ -74,7 +75,8 @@ class Sweep:
         A run fails that diverges, ends worse than it began, or is stopped by its guard.
 
         Args:
-            criterion: a column of the history, or a function of a :class:`Run`; default: :attr:`criterion`.
+            criterion: a column of the history, of which the personal models' is taken where a method has them; or a
+                function of a :class:`Run`; default: :attr:`criterion`.
             last: the mean of so many last evaluations, where the criterion is a column.
 
         Raises:
@@ -96,9 +98,9 @@ class Sweep:
                 return math.nan
             if not isinstance(by, str):
                 return float(by(run))
-            if by not in run.history:
+            if (column := deciding(by, run.history)) not in run.history:
                 raise ConfigError("criterion", by, f"the history has: {', '.join(run.history)}")
-            return float(np.mean(run.history[by][-check_count("last", last) :]))
+            return float(np.mean(run.history[column][-check_count("last", last) :]))
 
         return np.array([[score(run) for run in runs] for runs in self.runs])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import TRAIN
+from fedax.columns import PERSONAL, TRAIN, deciding
 from fedax.federation.census import Census
 
 TASKS_OF = {
@@ -172,7 +172,8 @@ def judge(config: Mapping[str, Any], columns: Sequence[str]) -> str | None:
     """The column by which methods are compared: ``run.judge``, or a default that suits the problem.
 
     The objective F + ψ where all methods have the same ψ; ‖∇F‖² of quadratics, whose F has an arbitrary offset; else
-    the test loss, or without a test part that of validation, or without held-out data F. (Rounds and hyper-parameters
+    the test loss, or without a test part that of validation, or without held-out data F. Where all methods have
+    personal models, it is a column of these. (Rounds and hyper-parameters
     are chosen by validation, where there is such a part; methods are compared by the test.)
 
     Args:
@@ -189,7 +190,10 @@ def judge(config: Mapping[str, Any], columns: Sequence[str]) -> str | None:
     """
     configured = config["run"].get("judge")
     if configured in columns:
-        return str(configured)
+        return deciding(str(configured), columns)
+    personal = (f"{name}{PERSONAL}" for name in ("test_loss", "val_loss", "train_loss"))
+    if (found := next((name for name in personal if name in columns), None)) is not None:
+        return found
     held_out = next((name for name in ("test_loss", "val_loss") if name in columns), None)
     if unequal_penalties(config):
         return held_out

@@ -19,6 +19,7 @@ from fedax.contract.regularizers import Regularizer, Unconstrained
 from fedax.contract.schedule import Schedule, Stepwise
 from fedax.engine.options import Options
 from fedax.errors import FedaxError
+from fedax.experiments.config import codec
 from fedax.experiments.config.codec import FROM_DATA, arguments_of, setting, written_class, written_options
 from fedax.experiments.config.sections import PYTHON, Table
 from fedax.tasks.factory import made_as
@@ -38,6 +39,8 @@ def method(label: str, algorithm: Algorithm, penalised: bool, name: str | None =
         >>> method("a", fedax.create("fedexp", lr=0.1), False)
         {'name': 'fedexp', 'label': 'a', 'lr': 0.1, 'eps': 0.001, 'average_last': True}
     """
+    if isinstance(algorithm, fedax.PersonalPart):
+        return method(label, algorithm.inner, penalised, name) | {"personal": codec.written_personal(algorithm)}
     hyper = dict(_hyperparameters(algorithm))
     names = METHODS if name is None else [name]
     name, arguments = _registered(algorithm, hyper, names) or (written_class(algorithm), hyper.keys())

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import fedax
+from fedax.columns import deciding
 from fedax.engine.history import FAILED
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning
 from fedax.experiments import own
@@ -95,7 +96,7 @@ def _best(experiment: Experiment, candidates: Sequence[fedax.Algorithm]) -> int:
 
     def rank(k: int) -> tuple[int, float]:
         failed = sum(run.status in FAILED for run in runs[k])
-        mean = sum(float(run.history[COLUMN][-1]) for run in runs[k]) / len(runs[k])
+        mean = sum(float(run.history[deciding(COLUMN, run.history)][-1]) for run in runs[k]) / len(runs[k])
         return failed, mean if math.isfinite(mean) else math.inf
 
     configured = FACTORS.index(1.0)

@@ -733,7 +733,7 @@ def _method_summary(m: summary.Method, problem: summary.ProblemResults, compiled
         "status": m.status,
         "status_text": m.status_text,
         "seeds": {str(run.seed): {"status": run.status, "round": run.history["round"][-1]} for run in m.runs},
-        "final": {column: summary.described(m.final(column)) for column in summary.metrics([m])},
+        "final": {column: summary.described(m.measured.final(column)) for column in summary.metrics([m.measured])},
         "tail": summary.described(tail),
         "cost": {column: m.cost(column) for column in summary.costs_of(problem.methods)},
         "compile_seconds": compiled,

@@ -142,7 +142,7 @@ def reached(m: Method, target: Target) -> Reached:
     seeds: list[int] = []
     costs: dict[str, list[float]] = {name: [] for name in summary.axes_of([m])}
     for run in m.runs:
-        values = np.asarray(run.history[target.column], float)
+        values = np.asarray(run.history[m.column(target.column)], float)
         hits = values <= target.value if target.better == "lower" else values >= target.value
         hits &= heard_enough(run.history, m.min_heard)
         if hits.any():

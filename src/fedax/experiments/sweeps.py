@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import PARTS, describe, show, show_parts
+from fedax.columns import PARTS, deciding, describe, show, show_parts
 from fedax.experiments.runs import Record, Trial
 from fedax.experiments.summary import over, short
 from fedax.figures.series import Chart, Scale, Series, wide
@@ -119,7 +119,8 @@ def scale(record: Record, share: float = 1.0) -> tuple[float, float, bool]:
     trials = [trial for label in record.labels for trial in record.trials(label) if not trial.failed]
     if not trials:
         return 0.0, 1.0, False
-    start = float(np.mean([run.history[sweep["criterion"]][0] for trial in trials for run in trial.runs]))
+    histories = [run.history for trial in trials for run in trial.runs]
+    start = float(np.mean([history[deciding(sweep["criterion"], history)][0] for history in histories]))
     sign = -1 if sweep["better"] == "higher" else 1
     values = np.sort([sign * trial.mean for trial in trials])
     best, worst = float(values[0]), float(np.quantile(values, share, method="higher"))

@@ -139,7 +139,8 @@ def _floats(history: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
 
 
 def _row(problem: ProblemResults, m: Method, aim: Target | None, confidence: float) -> dict[str, Any]:
-    row: dict[str, Any] = {"method": m.label, "status": m.status, "seeds": len(m.runs), "judged_by": problem.judge}
+    judge = problem.judge and m.column(problem.judge)
+    row: dict[str, Any] = {"method": m.label, "status": m.status, "seeds": len(m.runs), "judged_by": judge}
     for column in summary.metrics(problem.methods):
         values = m.final(column)
         row |= mean_and_std(column, values)

@@ -164,7 +164,8 @@ class Hosted(HostServer):
             visited.append(block)
         leaves = zip(*map(jax.tree.leaves, parts), strict=True)
         whole = [_assembled(visited, each, len(who.ids)) for each in leaves]
-        return personal.row(self.job, who, jax.tree.unflatten(jax.tree.structure(parts[0]), whole), index)
+        found = personal.row(self.job, who, jax.tree.unflatten(jax.tree.structure(parts[0]), whole), index)
+        return found | personal.unseen(self.job, state, index)
 
     def _round(self, state: State, index: int, stage: str, drawn: _Drawn) -> State:
         """The state after a round, or the warm-up."""

@@ -6,6 +6,7 @@ configuration. What a file cannot hold, such as a function or a large array, is 
 """
 
 import dataclasses
+import inspect
 import pathlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,10 @@ FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of 
 _MOST = 1000  # the most entries of a list, and characters of a text, that are written
 _PART = ("trainable", "lora")  # settings of the section task that say which part of the model is trained
 _NOT_SCHEDULES = ("regularizer", "compress", "solver", "staleness")  # hyper-parameters whose tables are no schedules
+
+_PERSONAL = Component(
+    "personal", fedax.PersonalPart, "", defaults={"leaves": inspect.Parameter.empty}, fixed={"start": None}
+)
 
 # The functions of optax that a configuration names: optimizers, and what comes before one in a chain.
 _SOLVERS = Registry("solver")
@@ -476,8 +481,9 @@ def without_metrics(task: fedax.Task, names: Collection[str]) -> fedax.Task:
 
 
 def hyperparameters_of(section: MethodSection, label: str, code: own.Code) -> Table:
-    """The method's hyper-parameters with their defaults."""
-    return code.method(section.name, f"methods.{label}.name").arguments
+    """The method's hyper-parameters with their defaults, and the part that clients keep where it has one."""
+    known: Table = code.method(section.name, f"methods.{label}.name").arguments
+    return known | {name: value for name, value in section.parameters.items() if name == "personal"}
 
 
 def made_method(section: MethodSection, code: own.Code) -> fedax.Algorithm:
@@ -489,6 +495,7 @@ def method_of(section: MethodSection, label: str, code: own.Code) -> tuple[fedax
     place = f"methods.{label}"
     component = code.method(section.name, f"{place}.name")
     given = section.parameters
+    part = given.pop("personal", None)
     component.check(given, component.arguments, f"{place}.")
     schedules = {name for name, value in given.items() if isinstance(value, dict) and name not in _NOT_SCHEDULES}
     arguments = {
@@ -507,7 +514,32 @@ def method_of(section: MethodSection, label: str, code: own.Code) -> tuple[fedax
         replaced = () if solver is None else ("lr", "prox")  # by the solver
         defaults = {name: setting(value) for name, value in component.arguments.items() if name not in replaced}
     defaults = {name: value for name, value in defaults.items() if value is not None}
-    return method, {"name": section.name, "label": label, **defaults, **given}
+    written = {"name": section.name, "label": label, **defaults, **given}
+    if part is None:
+        return method, written
+    method = _with_personal(f"{place}.personal", method, part)
+    return method, written | {"personal": written_personal(method)}
+
+
+def _with_personal(field: str, method: fedax.Algorithm, given: Any) -> fedax.PersonalPart:
+    """The method with a part of the model for each client: patterns of its leaves, or a table with them."""
+    if not isinstance(given, dict):
+        given = {"leaves": given}
+    arguments = {name: SCHEDULE.read(f"{field}.{name}", each) if isinstance(each, dict) else each
+                 for name, each in given.items()}  # fmt: skip
+    made: fedax.PersonalPart = _PERSONAL.bind(arguments, method, section=field)[0]
+    within(field, made.validate)
+    return made
+
+
+def written_personal(method: fedax.PersonalPart) -> Table:
+    """The setting ``personal`` of a method.
+
+    Example:
+        >>> written_personal(fedax.PersonalPart(fedax.create("fedavg"), "head.*"))
+        {'leaves': 'head.*', 'lr': 0.05, 'order': 'first'}
+    """
+    return {name: value for name, value in _written_arguments(method).items() if name != "inner"}
 
 
 def task_of(

@@ -46,8 +46,8 @@ def deal(section: DataSection, fleet: Fleet | None = None) -> Dealt:
     if section.split is None:
         return Dealt(pooled, data, None, test, config, fleet)
     split = _split_arguments(section.split)
-    if test is not None and split["test"]:
-        hint = "there are held-out examples already; leave it out, and split off val alone"
+    if test is not None and split["test"] and fleet is not None:
+        hint = "the server has held-out examples already, data.test; leave one of them out"
         raise ConfigError("data.split.test", split["test"], hint)
     if fleet is not None:
         dealt = dealt_by(split, fleet)

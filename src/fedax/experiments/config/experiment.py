@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 import fedax
-from fedax.columns import better, measured_names
+from fedax.columns import PARTS, PERSONAL, TRAIN, better, measured_names
 from fedax.engine.checks import check_train_loss
 from fedax.engine.job import Job
 from fedax.engine.load import Shared
@@ -18,6 +18,7 @@ from fedax.engine.make import make_job
 from fedax.engine.options import Options
 from fedax.engine.private import is_kept, public
 from fedax.engine.secret import is_drawn
+from fedax.engine.turns import has_personal
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import own
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
@@ -44,6 +45,7 @@ from fedax.experiments.config.sections import (
 )
 from fedax.experiments.defaults import OWN_TABLES, are_small, unequal_penalties, usual_seeds, usual_task
 from fedax.federation.census import Census
+from fedax.metrics.base import HostMetric
 from fedax.numbers import check_number
 from fedax.registry import within
 from fedax.sites.protocol.agreement import Made
@@ -128,7 +130,7 @@ class Experiment:
             return None
         parts = {part: data for part, data in (("val", self.val), ("test", self.test)) if data is not None}
         at_nodes = self.data.held if isinstance(self.data, Census) else {}
-        return list(public(["round", *columns([self]), "epsilon"], parts, at_nodes))
+        return list(public(["round", *_measured([self]), "epsilon"], parts, at_nodes))
 
     def split(
         self, seed: int
@@ -329,6 +331,9 @@ def build_all(
     ]
     if (judge := first.run.judge) is not None:
         configs = [each.config for each in experiments]
+        if judge in _measured(experiments) and judge not in (known := columns(experiments)):
+            hint = "there is none of personal models: hold out examples of each client, [data.split] with test = 0.15"
+            raise ConfigError("run.judge", judge, f"{hint}; or take {', '.join(known)}")
         check_judge("run.judge", judge, columns(experiments), experiments[0].task.metrics, configs)
     if first.run.patience is not None:
         _check_patience(experiments)
@@ -338,6 +343,27 @@ def build_all(
 
 
 def columns(experiments: Sequence[Experiment]) -> list[str]:
+    """The columns by which methods of experiments on the same data can be compared, without the costs.
+
+    Where some methods have personal models, and others none, these are the measures of the models that clients get; see
+    :func:`fedax.columns.deciding`.
+    """
+    measured, personal = _measured(experiments), _of_personal_models(experiments[0])
+    have = [has_personal(method) for experiment in experiments for method in experiment.methods.values()]
+    if all(have):
+        return [*measured, *(f"{name}{PERSONAL}" for name in personal)]
+    return [name for name in measured if name in personal] if any(have) else measured
+
+
+def _of_personal_models(experiment: Experiment) -> list[str]:
+    """What of personal models is measured: on the training data, and on the clients' own held-out examples."""
+    held = experiment.data.held if isinstance(experiment.data, Census) else {}
+    parts = {part for part in PARTS if isinstance(getattr(experiment, part), fedax.FederatedData) or held.get(part)}
+    names = ["loss", *(name for name, each in experiment.task.metrics.items() if not isinstance(each, HostMetric))]
+    return [TRAIN[0], *(f"{part}_{name}" for part in PARTS if part in parts for name in names)]
+
+
+def _measured(experiments: Sequence[Experiment]) -> list[str]:
     """The measured columns, without the costs, that all methods of experiments on the same data have."""
     first = experiments[0]
     at_nodes = {part for part, n in first.data.held.items() if n} if isinstance(first.data, Census) else ()

@@ -148,7 +148,7 @@ def _facts(record: Record, *names: str) -> list[tuple[str, str]]:
 
 def _figures(record: Record, method: summary.Method, run: MethodRun | None) -> list[str]:
     """A table of held-out figures: of this model, and means over the seeds with their intervals."""
-    public = record.about.get("public")
+    public, method = record.about.get("public"), method.measured
     held_out = [name for name in summary.metrics([method]) if name.partition("_")[0] in PARTS]
     rows = []
     for name in held_out if public is None else [name for name in held_out if name in public]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedax.columns import deciding
 from fedax.engine.history import FAILED
 
 Path = pathlib.Path
@@ -124,7 +125,7 @@ class Record:
                 points.setdefault(json.dumps(run.point), []).append(run)
 
         def end(run: MethodRun) -> float:
-            return float(np.mean(run.history[sweep["criterion"]][-sweep["last"] :]))
+            return float(np.mean(run.history[deciding(sweep["criterion"], run.history)][-sweep["last"] :]))
 
         done = [
             Trial(runs, np.array([math.nan if run.status in FAILED else end(run) for run in runs]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedax.columns import better, show
+from fedax.columns import better, deciding, show
 from fedax.experiments.chance import Gap, gap_of
 from fedax.experiments.config.sections import seeds_of
 from fedax.experiments.pooled import Pool, compare, least, pool_of
@@ -75,7 +75,8 @@ def values_of(part: StudyPart, record: Record) -> dict[str, dict[int, float]]:
     values: dict[str, dict[int, float]] = {}
     for run in record.runs:
         failed = run.status not in ("finished", "worse")
-        end = -math.inf if failed else sign * float(np.mean(run.history[column][-max(problem.tail, 1) :]))
+        measured = run.history[deciding(column, run.history)]
+        end = -math.inf if failed else sign * float(np.mean(measured[-max(problem.tail, 1) :]))
         values.setdefault(run.label, {})[run.seed] = end
     return values
 

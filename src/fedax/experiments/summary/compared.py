@@ -22,7 +22,19 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import COSTS, EXCLUSIONS, HEARD, TIME, better, ever_heard, heard_enough, measures, show
+from fedax.columns import (
+    COSTS,
+    EXCLUSIONS,
+    HEARD,
+    PERSONAL,
+    TIME,
+    better,
+    deciding,
+    ever_heard,
+    heard_enough,
+    measures,
+    show,
+)
 from fedax.engine.history import tail_of
 from fedax.engine.options import OPTIONS
 from fedax.errors import ConfigError, unknown
@@ -50,6 +62,7 @@ class Method:
         folder: the run folder.
         label_in_folder: its label in that folder, where ``label`` also names the folder.
         min_heard: evaluations of real clients count if at least this share of the weight was heard in them.
+        personal: whether its figures are those of its personal models, as others here have none.
     """
 
     label: str
@@ -60,6 +73,16 @@ class Method:
     folder: Path | None = None
     label_in_folder: str = ""
     min_heard: float = 1.0
+    personal: bool = False
+
+    def column(self, name: str) -> str:
+        """The column of the history from which a figure of this name is."""
+        return deciding(name, self.runs[0].history) if self.personal else name
+
+    @property
+    def measured(self) -> "Method":
+        """The same with all its columns as they are in its history."""
+        return replace(self, personal=False)
 
     @property
     def status(self) -> str:
@@ -139,7 +162,7 @@ class Method:
     def values(self, column: str) -> np.ndarray:
         """[seeds, evaluations] up to the last evaluation that all seeds have, without those that diverged."""
         length = min(len(run.history["round"]) - (run.status == "diverged") for run in self.runs)
-        return np.stack([run.history[column][:length].astype(float) for run in self.runs])
+        return np.stack([run.history[self.column(column)][:length].astype(float) for run in self.runs])
 
     def final(self, column: str) -> np.ndarray:
         """[seeds] last values; empty unless all seeds reached their last round."""
@@ -149,7 +172,7 @@ class Method:
         """[seeds] means of the last values; empty unless all seeds reached their last round."""
         if self.status not in ("finished", "worse"):
             return np.zeros(0)
-        return np.array([np.mean(run.history[column][-evaluations:]) for run in self.runs], dtype=float)
+        return np.array([np.mean(run.history[self.column(column)][-evaluations:]) for run in self.runs], dtype=float)
 
     def cost(self, column: str) -> float:
         """The final value of a cost column, the mean over the seeds."""
@@ -157,7 +180,7 @@ class Method:
 
     def of_examples(self, column: str) -> examples.ExampleValues | None:
         """The values of held-out examples, means over the seeds; ``None`` unless all seeds have them."""
-        if self.folder is None:
+        if self.folder is None or self.column(column).endswith(PERSONAL):  # stored are those of shared models
             return None
         stored = [examples.read(self.folder, self.label_in_folder, run.seed, column) for run in self.runs]
         available = [values_of_seed for values_of_seed in stored if values_of_seed is not None]
@@ -192,7 +215,10 @@ def methods(records: Sequence[Record], names: Sequence[str] = ()) -> list[Method
                 least = record.config["run"].get("min_heard") or 1.0
                 about = clients, delta, record.folder, settings["label"], least
                 result.append(Method(label, hyper, runs, *about))
-    return result
+    personal = [any(name.endswith(PERSONAL) for name in m.runs[0].history) for m in result]
+    if all(personal):
+        return result
+    return [replace(m, personal=own) for m, own in zip(result, personal, strict=True)]
 
 
 def _at_point(settings: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
@@ -304,7 +330,7 @@ class ProblemResults:
         record = next((record for record in self.records if front and record.folder == front.folder), None)
         if front is None or record is None:
             return {}
-        return versus(record, front, self.seeds, str(self.judge), len(self.methods))
+        return versus(record, front, self.seeds, front.column(str(self.judge)), len(self.methods))
 
     @functools.cached_property
     def falling(self) -> bool:
@@ -377,8 +403,10 @@ def judged_by(records: Sequence[Record], column: str) -> list[Record]:
         if part is None or record.config["data"]["name"] == "nodes":  # real clients keep their examples
             continue
         for run in (run for run in record.runs if run.status == "finished"):
-            stored = examples.names(record.folder, run.label, run.seed)
-            if column in stored or {f"{part}_loss", examples.ALL} <= stored:  # it is no mean over examples, as AUC
+            stored, decides = examples.names(record.folder, run.label, run.seed), deciding(column, run.history)
+            if decides.endswith(PERSONAL) or column in stored:
+                continue
+            if {f"{part}_loss", examples.ALL} <= stored:  # it is no mean over examples, as AUC
                 continue
             folder = str(record.folder)
             how = f"fedax run {shlex.quote(f'{folder}/config.toml')} --out {shlex.quote(folder)} --resume"
@@ -458,7 +486,8 @@ def _test_differences(methods: list[Method], column: str, way: str | None, confi
     if len(methods) < 2 or way is None:
         return {}
     best = (min if way == "lower" else max)(methods, key=lambda m: float(np.mean(finals[m.label])))
-    gained = float(np.mean([abs(run.history[column][0] - run.history[column][-1]) for run in best.runs]))
+    curves = [run.history[best.column(column)] for run in best.runs]
+    gained = float(np.mean([abs(curve[0] - curve[-1]) for curve in curves]))
     gained = gained if math.isfinite(gained) else 0.0
     if len(finals[best.label]) < 2:
         return {"best": best, "gained": gained}
@@ -540,9 +569,15 @@ def axes(problem: ProblemResults) -> dict[str, Axis]:
 
 
 def metrics(methods: Sequence[Method]) -> list[str]:
-    """The columns to compare: the measures that all methods have, in the order of a table."""
-    first = methods[0].runs[0].history
-    return measures([column for column in first if all(column in run.history for m in methods for run in m.runs)])
+    """The columns to compare: the measures that all methods have, in the order of a table.
+
+    Where some methods have personal models, and others none, these are the measures of the models that clients get.
+    """
+
+    def there(m: Method, column: str) -> bool:
+        return all((f"{column}{PERSONAL}" if m.personal else column) in run.history for run in m.runs)
+
+    return measures([column for column in methods[0].runs[0].history if all(there(m, column) for m in methods)])
 
 
 def spread(values: np.ndarray) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import better, describe, show, show_parts
+from fedax.columns import PERSONAL, better, describe, show, show_parts
 from fedax.experiments import chance
 from fedax.experiments.alone import LOCAL_ONLY
 from fedax.experiments.chance import Gap
@@ -27,6 +27,7 @@ def judged(problem: ProblemResults) -> dict[str, Any]:
     """The comparison for summary.json; ``differences``: to the best, with 95 % intervals that hold together."""
     return {
         "column": problem.judge,
+        "by_personal_models": [m.label for m in problem.methods if m.column(f"{problem.judge}").endswith(PERSONAL)],
         "better": problem.better,
         "over": over(problem.records[0].config, len(problem.seeds)),
         "seeds": problem.seeds,
@@ -60,7 +61,7 @@ def conclusion(problem: ProblemResults) -> dict[str, Any]:
                 "label": m.label,
                 "status": m.status,
                 "status_text": m.status_text,
-                "final": {column: described(m.final(column)) for column in metrics([m])},
+                "final": {column: described(m.measured.final(column)) for column in metrics([m.measured])},
             }
             | ({"heard": heard} if (heard := m.heard_counts) else {})
             for m in problem.methods
@@ -349,6 +350,8 @@ def legend(problem: ProblemResults) -> list[str]:
     column = "" if problem.judge is None else describe(problem.judge).label
     if problem.judge is not None:
         sentences.append(f"Judged by {column} ({problem.better} is better).")
+    if personal := [m.label for m in problem.methods if m.personal]:
+        sentences.append(f"Of {_list(personal)} all figures are those of personal models.")
     if tuned := problem.records[0].about.get("tuned"):
         sentences.append(f"Learning rates are {rates(tuned)}.")
     if problem.star is not None:

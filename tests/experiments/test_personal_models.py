@@ -1,0 +1,166 @@
+"""Experiments with personal models: the setting ``personal`` of a method, and by which column each is judged."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedax
+from fedax.errors import ConfigError
+from fedax.experiments import build, execute, read, summary
+from fedax.experiments.config.experiment import columns, problem_of
+from fedax.experiments.tuning import plan, tune
+
+DIGITS = {
+    "data": {"name": "digits", "clients": 5, "partition": "dirichlet", "alpha": 0.2, "split": {"val": 0.2}},
+    "task": {"name": "mlp", "hidden": [4]},
+    "run": {"rounds": 4, "batch_size": 32},
+}
+HEAD = {"name": "fedavg", "label": "head", "lr": 0.1, "personal": "1.*"}
+BASE = {"name": "fedavg", "label": "base", "lr": 0.1}
+MEAN = {"name": "mr-mtl", "lr": 0.1, "lam": 0.1}
+
+
+def config(*methods, **run):
+    return DIGITS | {"run": DIGITS["run"] | run, "methods": list(methods)}
+
+
+def results(folder, *methods, **run):
+    folder.mkdir()
+    record = execute(build(config(*methods, **run)), folder, drawn=False)
+    return record, summary.problems([record])[0]
+
+
+# ---- the setting
+
+
+@pytest.mark.parametrize(
+    "given", ["1.*", ["1.b", "1.w"], {"leaves": "1.*", "order": "together"}, {"leaves": "1.*", "lr": 0.2, "steps": 3}]
+)
+def test_a_method_with_a_personal_part_is_that_of_python_and_is_written_whole(given):
+    experiment = build(config(HEAD | {"personal": given}))
+    made = experiment.methods["head"]
+    settings = given if isinstance(given, dict) else {"leaves": given}
+    same = fedax.PersonalPart(fedax.create("fedavg", lr=0.1), **settings)
+    assert made == same and repr(made) == repr(same)
+    (written,) = experiment.config["methods"]
+    again = build(experiment.config)
+    assert again.methods["head"] == same and again.config["methods"] == [written]
+    assert problem_of(experiment.problem("head")).method == same
+
+
+def test_a_personal_part_in_python_is_written_as_a_user_would(tmp_path):
+    task = fedax.tasks.mlp(2, 2, hidden=(3,))
+    data = fedax.FederatedData({"x": np.eye(4, 2, dtype=np.float32), "y": np.array([0, 1, 0, 1])}, [2, 2])
+    part = fedax.PersonalPart(fedax.create("scaffold", lr=0.3), "1.*", lr=0.2)
+    found = fedax.compare({"a": part, "b": "fedavg"}, task, data, rounds=2, seeds=1)
+    row = found.records[0].config["methods"][0]
+    assert (row["name"], row["lr"], row["personal"]) == (
+        "scaffold",
+        0.3,
+        {"leaves": "1.*", "lr": 0.2, "order": "first"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "word"),
+    [
+        ({"lr": 0.1}, "personal.leaves", "missing"),
+        ({"leaves": "1.*", "lr": -1}, "personal.lr", "in (0"),
+        ({"leaves": "1.*", "leafs": "x"}, "personal.leafs", "leaves"),
+        ({"leaves": "1.*", "start": 0}, "personal.start", "leaves"),
+        ({"leaves": "1.*", "order": "last"}, "personal.order", "together"),
+        ([], "personal.leaves", "head.*"),
+    ],
+)
+def test_what_is_wrong_with_a_personal_part_is_named(given, field, word):
+    with pytest.raises(ConfigError, match="head") as caught:
+        build(config(HEAD | {"personal": given}))
+    assert caught.value.field == f"methods.head.{field}" and word in str(caught.value)
+
+
+def test_a_sweep_tries_settings_of_the_personal_part_and_chooses_by_it(tmp_path):
+    table = config(HEAD | {"personal": {"leaves": "1.*"}}, MEAN)
+    tuning = plan(table | {"sweep": {"grid": {"methods.head.personal.lr": [1e-4, 0.3], "methods.mr-mtl.lam": [0.1]}}})
+    assert [method.lr for e in tuning.experiments["head"] for method in e.methods.values()] == [1e-4, 0.3]
+    record, content = tune(tuning, tmp_path, drawn=False)
+    best = record.trials("head")[0]
+    assert best.point == {"personal.lr": 0.3}
+    assert best.mean == best.runs[0].history["val_loss_personal"][-1]
+    assert content["criterion"] == "val_loss"
+    assert build(fedax.experiments.read_toml(tmp_path / "best.toml")).methods["head"].lr == 0.3
+
+
+# ---- what judges
+
+
+def test_each_method_is_judged_by_the_models_that_it_gives_its_clients(tmp_path):
+    record, problem = results(tmp_path / "run", HEAD, BASE)
+    head, base = problem.methods
+    assert problem.judge == "val_loss" and problem.better == "lower"
+    histories = {run.label: run.history for run in record.runs}
+    assert head.final("val_loss") == histories["head"]["val_loss_personal"][-1]
+    assert head.final("val_accuracy") == histories["head"]["val_accuracy_personal"][-1]
+    assert base.final("val_loss") == histories["base"]["val_loss"][-1]
+    assert head.final("bytes_up") == histories["head"]["bytes_up"][-1]
+    assert problem.best is head
+    # The test part of the data set belongs to no client, so personal models have no figures there.
+    assert summary.metrics(problem.methods) == ["val_accuracy", "val_loss", "train_loss"]
+    assert columns([build(record.config)]) == ["train_loss", "val_loss", "val_accuracy"]
+    assert "Of head all figures" in " ".join(summary.legend(problem))
+    written = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert written["judged"]["by_personal_models"] == ["head"]
+    final = next(row for row in written["methods"] if row["label"] == "head")["final"]
+    assert final["val_loss"]["mean"] == histories["head"]["val_loss"][-1]  # as it is in the history
+    table = fedax.load(tmp_path / "run").table(target=2.2)
+    assert list(table["judged_by"]) == ["val_loss_personal", "val_loss"]
+    hits = histories["head"]["val_loss_personal"] <= 2.2
+    assert table["rounds_to_target"][0] == histories["head"]["round"][hits.argmax()]
+
+
+def test_where_all_have_personal_models_both_figures_are_told_and_the_personal_ones_decide(tmp_path):
+    record, problem = results(tmp_path / "run", HEAD, MEAN)
+    assert problem.judge == "val_loss_personal"
+    assert {"val_loss", "val_loss_personal", "test_loss"} <= {*summary.metrics(problem.methods)}
+    assert problem.methods[0].final("val_loss") == record.runs[0].history["val_loss"][-1]
+    assert build(config(HEAD, MEAN, judge="val_accuracy")).config["run"]["judge"] == "val_accuracy"
+    _, other = results(tmp_path / "other", HEAD, MEAN, judge="val_accuracy")
+    assert other.judge == "val_accuracy_personal"
+
+
+def test_a_column_that_tells_nothing_of_personal_models_cannot_judge_them():
+    with pytest.raises(ConfigError, match="of each client") as caught:
+        build(config(HEAD, BASE, judge="test_loss"))
+    assert caught.value.field == "run.judge"
+    both = config(HEAD, BASE, judge="test_loss")
+    data = both["data"] | {"split": {"val": 0.2, "test": 0.2}}
+    assert isinstance(build(both | {"data": data}).test, fedax.FederatedData)
+
+
+def test_patience_best_models_and_the_end_of_a_run_go_by_personal_models(tmp_path):
+    experiment = build(config(HEAD, rounds=8))
+    given = {"val": experiment.val, "rounds": 8, "batch_size": 32, "work": fedax.Epochs(1)}
+    part = fedax.PersonalPart(fedax.create("fedavg", lr=0.1), "1.*", lr=2.0)
+    places = {name: fedax.Checkpoints(tmp_path / name, best=name) for name in ("val_loss", "val_loss_personal")}
+    runs = [
+        fedax.simulate(part, experiment.task, experiment.data, checkpoint=each, **given) for each in places.values()
+    ]
+    values = runs[0].history["val_loss_personal"]
+    assert runs[0].best.value == runs[1].best.value == values.min()
+    assert values.argmin() != runs[0].history["val_loss"].argmin()
+    stops = [fedax.Patience(name, 1) for name in places]
+    ends = [fedax.simulate(part, experiment.task, experiment.data, until=stop, **given) for stop in stops]
+    assert [len(run.history["round"]) for run in ends] == [len(ends[0].history["round"])] * 2
+    # The shared model with the first head of all gets worse while the personal models get better.
+    gentle = fedax.PersonalPart(fedax.create("fedavg", lr=0.3), "1.*", lr=0.3)
+    with fedax.tests_warnings() if hasattr(fedax, "tests_warnings") else pytest.MonkeyPatch.context():
+        run = fedax.simulate(gentle, experiment.task, experiment.data, **given)
+    assert run.history["train_loss_personal"][-1] < run.history["train_loss_personal"][0]
+    assert run.status == "finished"
+
+
+def test_another_judge_afterwards_is_of_personal_models_too(tmp_path):
+    results(tmp_path / "run", HEAD, BASE, seeds=2)
+    (problem,) = summary.problems(summary.judged_by([read(tmp_path / "run")], "val_accuracy"))
+    assert problem.judge == "val_accuracy" and problem.best.label == "head"
+    assert problem.methods[0].of_examples("val_accuracy") is None  # only those of the shared model are stored
