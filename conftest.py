@@ -110,7 +110,7 @@ def plots() -> Iterator[Callable[..., contextlib.AbstractContextManager[None]]]:
             yield
 
     with drawn(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "write_plots", lambda record: None)
+        patch.setattr(module, "write_plots", lambda record, only="": None)
         yield drawn
 
 

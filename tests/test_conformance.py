@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedax
+from fedax.algorithms.personal import Ditto
 from fedax.contract.hyper import hyper
 
 from . import long
@@ -347,6 +348,21 @@ TUNED = {name: {"eps": 1.0} for name in ("fedda", "fedda-mvr", "fedda-distribute
 def test_two_of_fedax_s_own_methods_hold_what_is_cheap_to_check(name):
     report = fedax.check(fedax.create(name), only=SOME)
     assert report.passed, report
+
+
+class ForgetsThePull(Ditto):
+    def client(self, x, memory, oracle):
+        return Ditto.client(self.replaced(), x, memory, oracle)
+
+    def replaced(self):
+        return Ditto(lr=self.lr, personal_lr=self.personal_lr, lam=1.0)
+
+
+def test_personal_models_count_as_results_and_their_evaluation_costs_nothing():
+    for name in ("ditto", "mr-mtl", "ifca"):
+        report = fedax.check(fedax.create(name), only=["costs", "fields"])
+        assert report.passed, report
+    assert "lam: another value changes nothing" in fedax.check(ForgetsThePull(), only=["fields"])["fields"].found
 
 
 @long

@@ -89,15 +89,17 @@ CHANGED = {
     "9490": "{page}",
     "fed.example.org:9443": "127.0.0.1:{port}",
     "fed.example.org --port 9443": "127.0.0.1 --port {port}",
+    'name = "fashion_mnist"': 'name = "digits"',
 }
 SHORT = ["--set", "run.rounds=2", "--set", "run.seeds=1"]  # added to what trains
-TRAINS = ("run", "compare", "diagnose experiment.toml", "deploy run")
+TRAINS = ("run", "sweep", "compare", "diagnose experiment.toml", "deploy run")
 
 # (page, how a block begins) -> the file that the text around it calls it.
 SAVED = {
     ("getting-started", "import pathlib"): "make_hospitals.py",
     ("data", '[data]\nname = "csv"'): "hospitals.toml",
     ("experiments", '[data]\nname = "digits"'): "experiment.toml",
+    ("experiments", 'name = "paper"'): "paper.toml",
     ("secure-aggregation", "[data]"): "experiment.toml",
     ("deploy", "link ="): "node.toml",
     ("it", "link ="): "node7.toml",
@@ -293,9 +295,13 @@ def test_data_tasks_and_readme(reader):
     assert len(pandas.read_csv("predicted.csv")) == 5
 
 
+@pytest.mark.usefixtures("with_plots")
 def test_experiments(reader):
     reader.read("experiments")
     assert pathlib.Path("digits.csv").stat().st_size and pathlib.Path("references.bib").exists()
+    assert pathlib.Path("runs/paper-1/plots/test_accuracy-bytes.png").exists()
+    table = pathlib.Path("table.tex").read_text(encoding="utf-8")
+    assert "Judged by Test accuracy" in table and "Cost until test accuracy" in table
 
 
 def test_privacy_and_secure_aggregation(reader):

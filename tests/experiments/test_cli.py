@@ -316,6 +316,20 @@ def test_report_draws_one_or_several(here):
     assert result.exit_code == 2 and "judge = 'test_loss'" in result.stderr
 
 
+@pytest.mark.usefixtures("with_plots")
+def test_another_judge_gets_its_figures(here):
+    assert run_cli("run", "tiny.toml", "--out", "one").exit_code == 0
+    plots = here / "one" / "plots"
+    assert (plots / "test_loss-bytes.png").is_file() and not (plots / "test_accuracy-bytes.png").exists()
+    assert run_cli("report", "one", "--judge", "test_accuracy", "--out", "page.html").exit_code == 0
+    assert not (plots / "test_accuracy-bytes.png").exists()  # a page elsewhere leaves the folder as it is
+    (plots / "test_loss.png").unlink()
+    assert run_cli("report", "one", "--judge", "test_accuracy").exit_code == 0
+    assert {path.stem for path in plots.glob("test_*.png")} == {
+        *("test_accuracy", "test_accuracy-bytes", "test_accuracy-seconds", "test_loss-bytes", "test_loss-seconds")
+    }
+
+
 def test_compare_takes_all_data_sets_that_are_listed(here):
     for name in datasets():
         assert comparison(name, ["fedavg"])["data"]["name"] == name

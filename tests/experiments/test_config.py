@@ -395,6 +395,16 @@ def test_overrides():
     assert config["methods"] == [{"name": "fedavg", "lr": 0.5}, {"name": "fedprox", "lr": 0.5, "prox": 2}]
 
 
+def test_an_override_names_an_entry_of_a_list():
+    config = {"methods": [{"name": "fedavg", "solver": [{"name": "clip", "max_delta": 1.0}, "sgd"]}]}
+    override(config, "methods.*.solver.clip.max_delta=2.0")
+    override(config, "methods.fedavg.solver.sgd.momentum=0.9")
+    assert config["methods"][0]["solver"] == [{"name": "clip", "max_delta": 2.0}, {"name": "sgd", "momentum": 0.9}]
+    config["methods"] = [{"name": "fedavg", "solver": "adam"}]
+    override(config, "methods.*.solver.weight_decay=0.1")
+    assert config["methods"][0]["solver"] == {"name": "adam", "weight_decay": 0.1}
+
+
 def test_another_partition_drops_the_parameters_of_the_former():
     config = copy.deepcopy(GOOD)
     override(config, "data.partition=shards")
@@ -412,12 +422,16 @@ def test_another_partition_drops_the_parameters_of_the_former():
         ("rnu.rounds=3", "did you mean 'run'"),
         ("methods.lr=3", "name the method"),
         ("methods.fedproxx.lr=3", "did you mean 'fedprox'"),
-        ("run.rounds.at=3", "no section"),
+        ("run.rounds.at=3", "rounds is a value"),
+        ("run.metrics.auc=3", "name a setting"),
+        ("run.metrics.acu.bins=3", "did you mean 'auc'"),
     ],
 )
 def test_bad_overrides(setting, hint):
+    config = copy.deepcopy(GOOD)
+    config["run"]["metrics"] = ["auc"]
     with pytest.raises(fedax.ConfigError) as caught:
-        override(copy.deepcopy(GOOD), setting)
+        override(config, setting)
     assert hint in str(caught.value)
 
 

@@ -314,6 +314,30 @@ def test_bad_input_is_named_before_anything_runs(grid, sweep, message, monkeypat
         planned(grid, sweep=sweep)
 
 
+COSINE = {"kind": "cosine", "value": 0.1, "rounds": 3}
+CLIPPED = [{"name": "clip", "max_delta": 1.0}, {"name": "sgd"}]
+
+
+def test_a_number_in_a_schedule_and_in_a_list_of_solvers_is_swept_in_one_program(tmp_path):
+    methods = [{"name": name, "lr": COSINE, "solver": CLIPPED} for name in ("fedavg", "scaffold")]
+    sweep = planned({"methods.*.lr.value": [0.1, 0.2], "methods.*.solver.clip.max_delta": [1e-3, 9.0]}, methods=methods)
+    tune(sweep, new_folder(tmp_path / "run", "x"), drawn=False)
+    record = read(tmp_path / "run")
+    for label in ("fedavg", "scaffold"):
+        found = {(t.point["lr.value"], t.point["solver.clip.max_delta"]): t.mean for t in record.trials(label)}
+        assert len({*found.values()}) == 4  # each setting counts
+        assert min(found.values()) == found[max(found)]
+    for best in read_toml(tmp_path / "run" / "best.toml")["methods"]:
+        assert best["lr"] == COSINE | {"value": 0.2} and best["solver"][0] == {"name": "clip", "max_delta": 9.0}
+
+
+@pytest.mark.parametrize("axis", [[0.1, 0.2], [COSINE, 0.1], {"low": 0.1, "high": 1}])
+def test_a_number_does_not_take_the_place_of_a_schedule_in_silence(axis):
+    methods = [{"name": "fedavg", "lr": 0.1}, {"name": "scaffold", "lr": COSINE}]
+    with pytest.raises(ConfigError, match=r"^sweep\.grid\.methods\.\*\.lr = .*methods\.scaffold\.lr\.value"):
+        planned({"methods.*.lr": axis}, methods=methods)
+
+
 def test_a_criterion_whose_name_does_not_tell_wants_a_direction():
     with pytest.raises(ConfigError, match=r"sweep\.better"):
         planned(

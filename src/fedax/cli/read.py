@@ -227,7 +227,8 @@ def report(
     reached. The LaTeX needs the package booktabs. Figures for a paper are in the
     run folder's plots, as PDF and SVG.
 
-    With --judge another column decides, with tests of its own.
+    With --judge another column decides, with tests of its own. Without --out
+    its figures against traffic and time are drawn, too.
 
     A report shows figures that no noise hides. With --public it is a page, or a
     table, of what may be published of a private run: settings of the methods,
@@ -278,6 +279,10 @@ def report(
     try:
         if form is ReportFormat.html and not public:
             write_report(records, path, target=aim, opening=opening)
+            if judge is not None and path == page:
+                from fedax.experiments.plots import write_plots  # slow
+
+                write_plots(records[0], judge)
         elif form is ReportFormat.html or out is not None:
             write_atomic(path, text)
     except OSError as error:

@@ -205,7 +205,7 @@ def check_costs(problem: TestProblem) -> str:
         loss=lambda params, batch, key: loss(mark(params), batch, key),
         outputs=None if outputs is None else lambda params, batch: outputs(mark(params), batch),
     )
-    run = problem.run(task=marked, rounds=2, evaluate_every=2, **FULL)
+    run = problem.run(task=marked, rounds=2, evaluate_every=2, newcomer_turns=0, **FULL)  # evaluation has no gradients
     jax.effects_barrier()
     counted = int(run.history["gradients"][-1]) - _forwards(problem)
     if counted != computed[0]:

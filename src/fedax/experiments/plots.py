@@ -13,9 +13,11 @@ FORMATS = ("png", "svg", "pdf")
 _AGAINST = {"rounds", "bytes", "seconds", "time"}  # time: of runs with a clock
 
 
-def write_plots(record: Record) -> None:
-    """Write the pictures of :func:`pictures` into plots/, in each format."""
+def write_plots(record: Record, only: str = "") -> None:
+    """Write the pictures of :func:`pictures` into plots/, in each format; ``only``: those of one column."""
     for name, picture in pictures(record):
+        if only and name.partition("-")[0] != only:
+            continue
         figure = draw(picture)
         for form in FORMATS:
             write_atomic(record.folder / "plots" / f"{name}.{form}", encode(figure, form))

@@ -26,7 +26,7 @@ from fedax.engine.saved import renamed
 from fedax.engine.sweep import blocks, discard_sweep
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
 from fedax.experiments import cluster, own, runner, sweeps, toml
-from fedax.experiments.config.codec import call, hyperparameters_of
+from fedax.experiments.config.codec import call, hyperparameters_of, is_schedule
 from fedax.experiments.config.edit import put
 from fedax.experiments.config.experiment import Experiment, build_all, columns, job_of
 from fedax.experiments.config.sections import SELECTORS, ExperimentSection, SweepSection, Table, check, labels
@@ -537,6 +537,12 @@ def _spaces(
             raise unknown(f"sweep.grid.{path}", rest[0], known[without_setting])
         for label in with_setting:
             spaces[label][".".join(rest)] = axis
+    for label, m in zip(names, sections.methods, strict=True):
+        for name, axis in spaces[label].items():
+            numbers = isinstance(axis, fedax.Range) or not all(isinstance(value, dict) for value in axis)
+            if numbers and is_schedule(name, m.parameters.get(name)):
+                hint = f"{label} has a schedule there: try methods.{label}.{name}.value, or give a list of schedules"
+                raise ConfigError(f"sweep.grid.methods.*.{name}", axis, hint)
     return spaces
 
 

@@ -491,13 +491,23 @@ def made_method(section: MethodSection, code: own.Code) -> fedax.Algorithm:
     return method_of(section, own.label_of(section.name), code)[0]
 
 
+def is_schedule(name: str, value: Any) -> bool:
+    """Whether the value of a hyper-parameter is the table of a schedule.
+
+    Example:
+        >>> is_schedule("lr", {"value": 0.1, "at": {"9": 0.1}}), is_schedule("lr", 0.1)
+        (True, False)
+    """
+    return isinstance(value, dict) and name not in _NOT_SCHEDULES
+
+
 def method_of(section: MethodSection, label: str, code: own.Code) -> tuple[fedax.Algorithm, Table]:
     place = f"methods.{label}"
     component = code.method(section.name, f"{place}.name")
     given = section.parameters
     part = given.pop("personal", None)
     component.check(given, component.arguments, f"{place}.")
-    schedules = {name for name, value in given.items() if isinstance(value, dict) and name not in _NOT_SCHEDULES}
+    schedules = {name for name, value in given.items() if is_schedule(name, value)}
     arguments = {
         name: SCHEDULE.read(f"{place}.{name}", given[name]) if name in schedules else given[name] for name in given
     }

@@ -58,7 +58,7 @@ def override(config: Table, setting: str) -> None:
     Args:
         config: from :func:`read_toml`.
         setting: ``section.key=value``; the value is TOML, or else a plain word. ``methods.<name or label>.key`` changes
-            one method, ``methods.*.key`` all of them. A new partition, task, work or participation drops the parameters
+            one method, ``methods.*.key`` all of them; so do names in other lists. A new partition, task, work or participation drops the parameters
             of the old one.
 
     Example:
@@ -153,9 +153,9 @@ def put(config: Table, path: str, value: Any) -> None:
         raise unknown(path, keys[0], ExperimentSection.model_fields)
     for table in tables:
         for key in keys[:-1]:
-            table = table.setdefault(key, {})
-            if not isinstance(table, dict):
-                raise ConfigError("set", path, f"{key} is a value, no section")
+            table = _below(table, key, path)
+        if isinstance(table, list):
+            raise ConfigError(path, value, f"name a setting of {keys[-1]} too")
         section = SELECTORS.get(path)
         if section is not None and table.get(keys[-1]) != value:
             stale = set(table) - set(section.model_fields)
@@ -163,3 +163,21 @@ def put(config: Table, path: str, value: Any) -> None:
             for name in stale | ({"clients"} if by_value else set()):
                 table.pop(name, None)
         table[keys[-1]] = value
+
+
+def _below(table: Any, key: str, path: str) -> Any:
+    """The table or list called ``key`` in a table; the entry of this name in a list. A name becomes a table with it."""
+    if isinstance(table, list):
+        entries = [{"name": entry} if isinstance(entry, str) else entry for entry in table]
+        names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
+        if key not in names:
+            raise unknown(path, key, map(str, names))
+        at: Any = names.index(key)
+        found = entries[at]
+    else:
+        at, found = key, table.setdefault(key, {})
+        found = {"name": found} if isinstance(found, str) else found
+    if not isinstance(found, dict | list):
+        raise ConfigError(path, found, f"{key} is a value, no section: leave out what stands after it")
+    table[at] = found
+    return found

@@ -130,12 +130,18 @@ def over(config: dict[str, Any], seeds: int) -> str:
 
 
 def short(value: Any) -> str:
-    """A setting's value as text, cut off at 40 characters."""
-    texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
-    text = ", ".join(value) if texts else str(value)
-    if isinstance(value, dict):  # a schedule, or a regularizer by its name
-        rest = ", ".join(f"{key} {number}" for key, number in value.items() if key != "name")
-        text = f"{value['name']} ({rest})" if "name" in value else rest
+    """A setting's value as text; each entry of a list of names and tables is cut off at 40 characters.
+
+    Example:
+        >>> short([{"name": "clip", "max_delta": 1.0}, "sgd"]), short({"kind": "cosine", "value": 0.1, "rounds": 9})
+        ('clip (max_delta 1.0), sgd', 'cosine, value 0.1, rounds 9')
+    """
+    if isinstance(value, list) and value and all(isinstance(each, str | dict) for each in value):
+        return ", ".join(map(short, value))
+    text = str(value)
+    if isinstance(value, dict):  # a schedule, or a part by its name
+        rest = ", ".join(str(of) if key == "kind" else f"{key} {of}" for key, of in value.items() if key != "name")
+        text = " ".join(filter(None, (value.get("name"), f"({rest})" if rest and "name" in value else rest)))
     return text if len(text) <= 40 else text[:39] + "…"
 
 
