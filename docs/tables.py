@@ -1,7 +1,8 @@
 """What of the docs is made from the methods themselves. ``python docs/tables.py`` writes it anew.
 
-In methods.md that is the table of methods. In each page of methods/ it is the table at the top, the defaults and ranges
-of the parameters, and the figures of the reference experiment, which benchmarks/reference.py has measured.
+In methods.md that is the table of methods, in README.md and llms.txt their number. In each page of methods/ it is the
+table at the top, the defaults and ranges of the parameters, and the figures of the reference experiment, which
+benchmarks/reference.py has measured.
 :func:`figure` draws that experiment; the site has the drawing where a page has the mark ``FIGURE``.
 """
 
@@ -25,6 +26,10 @@ from fedax.engine.footprint import Amount, Footprint, footprints
 PAGE = pathlib.Path(__file__).parent / "methods.md"
 PAGES = PAGE.parent / "methods"
 RESULTS = PAGES / "reference.json"
+COUNTED = {  # pages that say how many methods there are: what stands before the number
+    PAGE.parents[1] / "README.md": "| methods against unlike clients | ",
+    PAGE.parents[1] / "llms.txt": "fedax simulates and compares\n> ",
+}
 REFERENCE = PAGES / "reference-experiment.md"
 FIGURE = "<!-- figure of the reference experiment -->\n"
 _BEGIN, _END = "<!-- {}: python docs/tables.py -->\n", "<!-- end of the {} -->\n"
@@ -57,6 +62,9 @@ _LIMIT = {
 def written() -> dict[pathlib.Path, str]:
     """Every file that has generated parts, as it should be."""
     found = {PAGE: _put(PAGE.read_text(encoding="utf-8"), "table of methods", table())}
+    for path, before in COUNTED.items():
+        head, after = path.read_text(encoding="utf-8").split(before)
+        found[path] = head + before + re.sub(r"^\d+", str(len(list(METHODS))), after)
     found[REFERENCE] = _put(REFERENCE.read_text(encoding="utf-8"), "results", results())
     for name in METHODS:
         text = _put((PAGES / f"{name}.md").read_text(encoding="utf-8"), "facts", facts(name))

@@ -40,10 +40,6 @@ def test_generated_parts_are_current():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python docs/tables.py"
 
 
-def test_the_readme_counts_the_methods():
-    assert f"| methods against unlike clients | {len(NAMES)}, with" in (DOCS.parent / "README.md").read_text()
-
-
 def test_every_method_has_a_page_and_every_page_a_method():
     results = {path.stem for path in (DOCS / "methods").glob("*.md")}
     assert results == {*NAMES, "notation", "reference-experiment"}

@@ -1,235 +1,136 @@
-from . import data, figures, metrics, privacy, tasks, theory, tracking
-from .algorithms import (
-    SGD,
-    VRLSGD,
-    Adaptive,
-    DelayedNesterov,
-    FedAvg,
-    FedNovaVR,
-    Momentum,
-    Normalized,
-    Optax,
-    OptaxServer,
-    Plain,
-    SlowMo,
-    Weighted,
-    available,
-    create,
-    hyperparameters,
-)
-from .citations import cite
-from .conformance import check
-from .contract.algorithm import Algorithm, Change, Exchange, Round, Traits
-from .contract.compression import Compressor, Message
-from .contract.compressors import QSGD, Cast, ErrorFeedback, Identity, Natural, PowerSGD, RandomK, Rotated, Sign, TopK
-from .contract.local import LocalMethod, Solver, local_steps
-from .contract.oracle import Oracle
-from .contract.personal import PersonalPart
-from .contract.regularizers import (
-    L1,
-    Box,
-    ElasticNet,
-    L1Ball,
-    L2Ball,
-    NonNegative,
-    Regularizer,
-    Simplex,
-    Unconstrained,
-)
-from .contract.schedule import Cosine, FromFunction, Piecewise, PowerDecay, Schedule, StepDecay, stepwise
-from .contract.staleness import HingeStaleness, PolynomialStaleness, Staleness
-from .contract.vector import Vector, zeros_like
-from .data.federated import FederatedData
-from .engine.arrivals import Arrivals, arrivals
-from .engine.by_client import evaluate
-from .engine.checkpoint import Checkpoints
-from .engine.devices import Place
-from .engine.history import Run
-from .engine.patience import Patience
-from .engine.processes import connect
-from .engine.saved import Model, load_model
-from .engine.search import Range, random_points
-from .engine.simulate import simulate
-from .engine.sweep import Sweep, sweep
-from .errors import (
-    BadClientWarning,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DivergedWarning,
-    DoubtfulWarning,
-    FedaxError,
-    NodeError,
-    ProcessError,
-    TrackingWarning,
-)
-from .experiments.comparison import Comparison, compare, load
-from .experiments.tables import read
-from .federation.clock import Clock, Exponential, HalfNormal, Lognormal, UniformBetween
-from .federation.pace import Async
-from .federation.participation import (
-    Cyclic,
-    Dropout,
-    Full,
-    Participation,
-    Poisson,
-    Proportional,
-    Systematic,
-    Trace,
-    Uniform,
-    UniformNormalized,
-)
-from .federation.work import Deadline, Epochs, GeometricSteps, RandomEpochs, RandomSteps, Steps, Work
-from .plugins import register
-from .progress import show_progress
-from .tasks.task import Task
-from .wire.averages import (
-    Aggregator,
-    ClippedMean,
-    CoordinateMedian,
-    GeometricMedian,
-    TrimmedMean,
-)
-from .wire.faults import Faults
-from .wire.guard import Guard
-from .wire.privacy import DP, AdaptiveClip
-from .wire.secure import SecureSum
+from . import data as data
+from . import figures as figures
+from . import metrics as metrics
+from . import privacy as privacy
+from . import tasks as tasks
+from . import theory as theory
+from . import tracking as tracking
+from .algorithms import SGD as SGD
+from .algorithms import VRLSGD as VRLSGD
+from .algorithms import Adaptive as Adaptive
+from .algorithms import DelayedNesterov as DelayedNesterov
+from .algorithms import FedAvg as FedAvg
+from .algorithms import FedNovaVR as FedNovaVR
+from .algorithms import Momentum as Momentum
+from .algorithms import Normalized as Normalized
+from .algorithms import Optax as Optax
+from .algorithms import OptaxServer as OptaxServer
+from .algorithms import Plain as Plain
+from .algorithms import SlowMo as SlowMo
+from .algorithms import Weighted as Weighted
+from .algorithms import available as available
+from .algorithms import create as create
+from .algorithms import hyperparameters as hyperparameters
+from .citations import cite as cite
+from .conformance import check as check
+from .contract.algorithm import Algorithm as Algorithm
+from .contract.algorithm import Change as Change
+from .contract.algorithm import Exchange as Exchange
+from .contract.algorithm import Round as Round
+from .contract.algorithm import Traits as Traits
+from .contract.compression import Compressor as Compressor
+from .contract.compression import Message as Message
+from .contract.compressors import QSGD as QSGD
+from .contract.compressors import Cast as Cast
+from .contract.compressors import ErrorFeedback as ErrorFeedback
+from .contract.compressors import Identity as Identity
+from .contract.compressors import Natural as Natural
+from .contract.compressors import PowerSGD as PowerSGD
+from .contract.compressors import RandomK as RandomK
+from .contract.compressors import Rotated as Rotated
+from .contract.compressors import Sign as Sign
+from .contract.compressors import TopK as TopK
+from .contract.local import LocalMethod as LocalMethod
+from .contract.local import Solver as Solver
+from .contract.local import local_steps as local_steps
+from .contract.oracle import Oracle as Oracle
+from .contract.personal import PersonalPart as PersonalPart
+from .contract.regularizers import L1 as L1
+from .contract.regularizers import Box as Box
+from .contract.regularizers import ElasticNet as ElasticNet
+from .contract.regularizers import L1Ball as L1Ball
+from .contract.regularizers import L2Ball as L2Ball
+from .contract.regularizers import NonNegative as NonNegative
+from .contract.regularizers import Regularizer as Regularizer
+from .contract.regularizers import Simplex as Simplex
+from .contract.regularizers import Unconstrained as Unconstrained
+from .contract.schedule import Cosine as Cosine
+from .contract.schedule import FromFunction as FromFunction
+from .contract.schedule import Piecewise as Piecewise
+from .contract.schedule import PowerDecay as PowerDecay
+from .contract.schedule import Schedule as Schedule
+from .contract.schedule import StepDecay as StepDecay
+from .contract.schedule import stepwise as stepwise
+from .contract.staleness import HingeStaleness as HingeStaleness
+from .contract.staleness import PolynomialStaleness as PolynomialStaleness
+from .contract.staleness import Staleness as Staleness
+from .contract.vector import Vector as Vector
+from .contract.vector import zeros_like as zeros_like
+from .data.federated import FederatedData as FederatedData
+from .engine.arrivals import Arrivals as Arrivals
+from .engine.arrivals import arrivals as arrivals
+from .engine.by_client import evaluate as evaluate
+from .engine.checkpoint import Checkpoints as Checkpoints
+from .engine.devices import Place as Place
+from .engine.history import Run as Run
+from .engine.patience import Patience as Patience
+from .engine.processes import connect as connect
+from .engine.saved import Model as Model
+from .engine.saved import load_model as load_model
+from .engine.search import Range as Range
+from .engine.search import random_points as random_points
+from .engine.simulate import simulate as simulate
+from .engine.sweep import Sweep as Sweep
+from .engine.sweep import sweep as sweep
+from .errors import BadClientWarning as BadClientWarning
+from .errors import CheckpointError as CheckpointError
+from .errors import ConfigError as ConfigError
+from .errors import DataError as DataError
+from .errors import DivergedWarning as DivergedWarning
+from .errors import DoubtfulWarning as DoubtfulWarning
+from .errors import FedaxError as FedaxError
+from .errors import NodeError as NodeError
+from .errors import ProcessError as ProcessError
+from .errors import TrackingWarning as TrackingWarning
+from .experiments.comparison import Comparison as Comparison
+from .experiments.comparison import compare as compare
+from .experiments.comparison import load as load
+from .experiments.tables import read as read
+from .federation.clock import Clock as Clock
+from .federation.clock import Exponential as Exponential
+from .federation.clock import HalfNormal as HalfNormal
+from .federation.clock import Lognormal as Lognormal
+from .federation.clock import UniformBetween as UniformBetween
+from .federation.pace import Async as Async
+from .federation.participation import Cyclic as Cyclic
+from .federation.participation import Dropout as Dropout
+from .federation.participation import Full as Full
+from .federation.participation import Participation as Participation
+from .federation.participation import Poisson as Poisson
+from .federation.participation import Proportional as Proportional
+from .federation.participation import Systematic as Systematic
+from .federation.participation import Trace as Trace
+from .federation.participation import Uniform as Uniform
+from .federation.participation import UniformNormalized as UniformNormalized
+from .federation.work import Deadline as Deadline
+from .federation.work import Epochs as Epochs
+from .federation.work import GeometricSteps as GeometricSteps
+from .federation.work import RandomEpochs as RandomEpochs
+from .federation.work import RandomSteps as RandomSteps
+from .federation.work import Steps as Steps
+from .federation.work import Work as Work
+from .plugins import register as register
+from .progress import show_progress as show_progress
+from .tasks.task import Task as Task
+from .wire.averages import Aggregator as Aggregator
+from .wire.averages import ClippedMean as ClippedMean
+from .wire.averages import CoordinateMedian as CoordinateMedian
+from .wire.averages import GeometricMedian as GeometricMedian
+from .wire.averages import TrimmedMean as TrimmedMean
+from .wire.faults import Faults as Faults
+from .wire.guard import Guard as Guard
+from .wire.privacy import DP as DP
+from .wire.privacy import AdaptiveClip as AdaptiveClip
+from .wire.secure import SecureSum as SecureSum
 
 __version__: str
-
-__all__ = [
-    "DP",
-    "L1",
-    "QSGD",
-    "SGD",
-    "VRLSGD",
-    "Adaptive",
-    "AdaptiveClip",
-    "Aggregator",
-    "Algorithm",
-    "Arrivals",
-    "Async",
-    "BadClientWarning",
-    "Box",
-    "Cast",
-    "Change",
-    "CheckpointError",
-    "Checkpoints",
-    "ClippedMean",
-    "Clock",
-    "Comparison",
-    "Compressor",
-    "ConfigError",
-    "CoordinateMedian",
-    "Cosine",
-    "Cyclic",
-    "DataError",
-    "Deadline",
-    "DelayedNesterov",
-    "DivergedWarning",
-    "DoubtfulWarning",
-    "Dropout",
-    "ElasticNet",
-    "Epochs",
-    "ErrorFeedback",
-    "Exchange",
-    "Exponential",
-    "Faults",
-    "FedAvg",
-    "FedNovaVR",
-    "FedaxError",
-    "FederatedData",
-    "FromFunction",
-    "Full",
-    "GeometricMedian",
-    "GeometricSteps",
-    "Guard",
-    "HalfNormal",
-    "HingeStaleness",
-    "Identity",
-    "L1Ball",
-    "L2Ball",
-    "LocalMethod",
-    "Lognormal",
-    "Message",
-    "Model",
-    "Momentum",
-    "Natural",
-    "NodeError",
-    "NonNegative",
-    "Normalized",
-    "Optax",
-    "OptaxServer",
-    "Oracle",
-    "Participation",
-    "Patience",
-    "PersonalPart",
-    "Piecewise",
-    "Place",
-    "Plain",
-    "Poisson",
-    "PolynomialStaleness",
-    "PowerDecay",
-    "PowerSGD",
-    "ProcessError",
-    "Proportional",
-    "RandomEpochs",
-    "RandomK",
-    "RandomSteps",
-    "Range",
-    "Regularizer",
-    "Rotated",
-    "Round",
-    "Run",
-    "Schedule",
-    "SecureSum",
-    "Sign",
-    "Simplex",
-    "SlowMo",
-    "Solver",
-    "Staleness",
-    "StepDecay",
-    "Steps",
-    "Sweep",
-    "Systematic",
-    "Task",
-    "TopK",
-    "Trace",
-    "TrackingWarning",
-    "Traits",
-    "TrimmedMean",
-    "Unconstrained",
-    "Uniform",
-    "UniformBetween",
-    "UniformNormalized",
-    "Vector",
-    "Weighted",
-    "Work",
-    "arrivals",
-    "available",
-    "check",
-    "cite",
-    "compare",
-    "connect",
-    "create",
-    "data",
-    "evaluate",
-    "figures",
-    "hyperparameters",
-    "load",
-    "load_model",
-    "local_steps",
-    "metrics",
-    "privacy",
-    "random_points",
-    "read",
-    "register",
-    "show_progress",
-    "simulate",
-    "stepwise",
-    "sweep",
-    "tasks",
-    "theory",
-    "tracking",
-    "zeros_like",
-]

@@ -13,6 +13,8 @@ import fedax
 import fedax.algorithms
 from fedax.contract.settings import Settings
 
+from .test_compression import ALL as COMPRESSORS
+
 L1, SGD, Uniform = fedax.L1(0.1), fedax.SGD(0.1), fedax.Uniform(2)
 
 EXAMPLES = [
@@ -45,8 +47,7 @@ EXAMPLES = [
     fedax.PolynomialStaleness(1.0), fedax.HingeStaleness(2.0, after=3),
     fedax.Async(8), fedax.Async(8, 4, fedax.HingeStaleness(), 0.5, "idle", "corrected", 7),
     fedax.Weighted(), fedax.Normalized(), fedax.Normalized("mean"), fedax.Normalized(5.0), fedax.VRLSGD(0.1),
-    fedax.Identity(), fedax.TopK(0.1), fedax.RandomK(0.1), fedax.QSGD(4), fedax.Natural(), fedax.Sign(), fedax.Cast(),
-    fedax.PowerSGD(2), fedax.Rotated(fedax.QSGD(4)), fedax.ErrorFeedback(fedax.TopK(0.1)),
+    *COMPRESSORS,
     fedax.FedAvg(SGD, server=fedax.SlowMo(0.7)), fedax.FedNovaVR(SGD, fedax.Normalized(2.0)),
     fedax.PersonalPart(fedax.FedAvg(SGD), "head.*"), fedax.PersonalPart(fedax.VRLSGD(0.1), ("a", "b"), 0.1, 3),
 ]  # fmt: skip

@@ -1,23 +1,15 @@
-from .axes import AXES, along
-from .curves import curves
-from .drawing import Drawing, encode, write
-from .series import Series
-from .style import CLASS_COLOURS, COLOURS, DASHES, MARKERS, WIDTH, colour, dash, marker
-
-__all__ = [
-    "AXES",
-    "CLASS_COLOURS",
-    "COLOURS",
-    "DASHES",
-    "MARKERS",
-    "WIDTH",
-    "Drawing",
-    "Series",
-    "along",
-    "colour",
-    "curves",
-    "dash",
-    "encode",
-    "marker",
-    "write",
-]
+from .axes import AXES as AXES
+from .axes import along as along
+from .curves import curves as curves
+from .drawing import Drawing as Drawing
+from .drawing import encode as encode
+from .drawing import write as write
+from .series import Series as Series
+from .style import CLASS_COLOURS as CLASS_COLOURS
+from .style import COLOURS as COLOURS
+from .style import DASHES as DASHES
+from .style import MARKERS as MARKERS
+from .style import WIDTH as WIDTH
+from .style import colour as colour
+from .style import dash as dash
+from .style import marker as marker

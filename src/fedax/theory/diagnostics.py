@@ -33,7 +33,7 @@ from fedax.tasks.task import Task
 from fedax.theory.advice import MATERIAL, SAME, Case, Class, View, shown, verdict
 from fedax.theory.checks import number
 from fedax.theory.diagnosis import Diagnosis
-from fedax.theory.measure import Bench, Point, dissimilarity_line
+from fedax.theory.measure import Bench, Point, Rounds, dissimilarity_line
 from fedax.theory.reasons import reasons
 from fedax.theory.speedup import max_lr, objective_bound
 from fedax.theory.surrogate import (
@@ -139,11 +139,7 @@ def diagnose(
         w = expected
     weight_square = 1.0
     if pace is None and not participation.everyone(data.num_clients):
-        draws = min(256, max(8, _UPDATES // models[0].size))
-        ids, weights = draw_cohorts(participation, p, draws, jax.random.key(seed))
-        mean = np.append(np.where(expected > 0, expected, 1.0), 1.0)
-        scheme = scheme._replace(ids=ids, ratios=weights / mean[ids])
-        weight_square = weight_square_of(participation, p, weights)
+        scheme, weight_square = _with_cohorts(scheme, participation, p, expected, models[0].size, seed)
     bench = Bench(
         task, data, batch_size=batch_size, epochs=work.without_replacement(), rounds=scheme,
         weights=p if w is None else w, solver=view.solver, sample=sample, seed=seed, tolerance=tolerance,
@@ -175,6 +171,16 @@ def diagnose(
     )  # fmt: skip
     text, take = verdict(case)
     return dataclasses.replace(diagnosis, verdict=text, take=take, advice=tuple(reasons(case)), unknown=tuple(unknown))
+
+
+def _with_cohorts(
+    scheme: Rounds, participation: Participation, p: np.ndarray, expected: np.ndarray, parameters: int, seed: int
+) -> tuple[Rounds, float]:
+    """The rounds with sampled cohorts, and E(Σω)² of their weights."""
+    draws = min(256, max(8, _UPDATES // parameters))
+    ids, weights = draw_cohorts(participation, p, draws, jax.random.key(seed))
+    mean = np.append(np.where(expected > 0, expected, 1.0), 1.0)
+    return scheme._replace(ids=ids, ratios=weights / mean[ids]), weight_square_of(participation, p, weights)
 
 
 def _constants(
