@@ -107,6 +107,16 @@ PACE = tuple(name for name, column in _TABLE.items() if column.kind == "pace")
 EXCLUSIONS = tuple(name for name, column in _TABLE.items() if column.kind == "exclusion")
 
 
+def held_column(part: str, name: str) -> str:
+    """The column of a metric on a held-out part; ``part`` ends in ``_personal`` where it is of personal models.
+
+    Example:
+        >>> held_column("test", "loss"), held_column("test_personal", "loss")
+        ('test_loss', 'test_loss_personal')
+    """
+    return f"{part.removesuffix(PERSONAL)}_{name}{PERSONAL if part.endswith(PERSONAL) else ''}"
+
+
 def heard_enough(figures: Mapping[str, Any], least: float = 1.0) -> Any:
     """Whether an evaluation counts: at least this share of the clients' weight was heard in it.
 

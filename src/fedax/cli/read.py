@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def predict(
     model: Annotated[
-        pathlib.Path, typer.Argument(help="A model: *.safetensors, as in a run folder's models.", show_default=False)
+        pathlib.Path,
+        typer.Argument(
+            help="A model: *.safetensors, as in a run folder's models; with --client a folder.", show_default=False
+        ),
     ],
     source: Annotated[
         pathlib.Path, typer.Argument(help="New rows: .csv, .xlsx or .parquet; arrays: .npy.", show_default=False)
@@ -30,6 +33,9 @@ def predict(
     ] = None,
     encoding: Annotated[str | None, typer.Option(help="Its encoding.", show_default="found")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that training had nothing like.")] = False,
+    client: Annotated[
+        str | None, typer.Option(help="Predict with this client's own model.", metavar="NAME", show_default=False)
+    ] = None,
 ) -> None:
     """Predict for new rows with a model that was trained.
 
@@ -39,18 +45,22 @@ def predict(
     categories, or are missing where none was. They are counted on the screen, too. Where
     the new rows have labels, the loss and the metrics are printed.
 
+    With --client, MODEL is the folder of a run with personal models; or at a site that of its
+    node, state in node.toml, for the models of real clients do not leave their sites.
+
     \b
     Examples:
       fedax predict runs/hospitals-1/models/fednova-seed0.safetensors new.csv --out predicted.csv
+      fedax predict runs/hospitals-1 new.csv --client north --out predicted.csv
 
     Exit code 2: an error, such as a column that is missing, or doubts with --strict. Exit code 70: a defect of
     fedax; the last line says where its traceback is.
     """
     from fedax import load_model
     from fedax.columns import describe, show
-    from fedax.experiments.predictions import predict_file
+    from fedax.experiments.predictions import model_of_client, predict_file
 
-    loaded = load_model(model)
+    loaded = load_model(model if client is None else model_of_client(model, client))
     rows, measured, doubts, written = predict_file(loaded, source, out, decimal, encoding, strict)
     if written:
         echo(f"note: {source} is read as {written}")

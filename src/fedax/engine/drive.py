@@ -175,7 +175,7 @@ class RunInProgress:
         state, params = self.result
         models = None
         if state is not None:
-            if self.job.evaluation.personal is not None:
+            if self.job.evaluation.personal is not None and self.job.memory != "nodes":
                 models = PersonalModels(self.job, state, int(self.history.rows[-1]["round"]))
             state = self.job.of_method(state._replace(exclusions=self.with_missed(state.exclusions)))
         rows, arrivals = self.history.rows, None

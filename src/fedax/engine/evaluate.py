@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from fedax.columns import PER_CLIENT, TRAIN, measured_names
+from fedax.columns import PER_CLIENT, TRAIN, held_column, measured_names
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
@@ -144,7 +144,7 @@ def rows(
     for i, (row, own) in enumerate(zip(there, more, strict=True)):
         for part, figures in found["held"].items():
             for name, figure in figures.items():
-                row[f"{part}_{name}"] = _value(task, name, figure, i, labels[i][part])
+                row[held_column(part, name)] = _value(task, name, figure, i, labels[i][part])
         row |= own
     names = columns(job)
     # Of nodes that have held-out examples there may be none that was heard.

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -19,12 +20,13 @@ from fedax.engine.loop import Counters, State
 from fedax.engine.personal import PersonalModels
 from fedax.engine.plan import ExchangeForm
 from fedax.engine.private import of_public
-from fedax.engine.saved import Model, model_of, save_as
+from fedax.engine.saved import Model, client_file, model_of, save_as
 from fedax.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from fedax.figures import Drawing
 
+MOST_SAVED = 100  # clients of whom a run folder has own models
 _PLOTTED = ("test_loss", "val_loss", *TRAIN, "epsilon")  # the first of these is drawn where no column is named
 FAILED = ("diverged", "worse", "failed")  # the statuses of runs whose last model is of no use
 
@@ -121,6 +123,7 @@ class Run:
         """
         if self._models is None:
             hint = "personal models are those of a run of ditto, mr-mtl, ifca, ... by fedax.simulate to its end"
+            hint += "; those of real clients stay at their nodes, in their folders models"
             raise ConfigError("run.personal", client, hint)
         return self._models.of(client)
 
@@ -240,6 +243,24 @@ def save_run(
         raise ConfigError("best", True, "no best model was kept; run with Checkpoints(best='test_loss')")
     model = model_of(run._origin, run.best.params if best and run.best is not None else run.params)
     save_as(dataclasses.replace(model, threshold=threshold), path, of)
+
+
+def save_personal(run: Run, folder: pathlib.Path, of: Callable[[pathlib.Path], str]) -> None:
+    """Save each client's own model to a file in a folder, which says what it is; of many clients, none.
+
+    Args:
+        run: of any method.
+        folder: made if there is something to save.
+        of: as of :func:`save_run`, of the file.
+    """
+    models = run._models
+    if models is None or len(models.names) > MOST_SAVED:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = model_of(run._origin, run.params)
+    for number, name in enumerate(models.names):
+        path = folder / client_file(name)
+        save_as(dataclasses.replace(shared, params=models.of(number)), path, of(path))
 
 
 def tidy(runs: Iterable[tuple[Mapping[str, Unknown], Mapping[str, np.ndarray]]]) -> Unknown:

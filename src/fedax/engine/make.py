@@ -46,8 +46,7 @@ from fedax.engine.options import Options
 from fedax.engine.places.device import first_state
 from fedax.engine.plan import RunPlan, is_small, make_plan
 from fedax.engine.timetable import Pacing, pacing, participation_of
-from fedax.engine.turns import PersonalPlan, has_personal
-from fedax.engine.turns import plan_of as personal_plan
+from fedax.engine.turns import PersonalPlan, has_personal, own_rows
 from fedax.errors import ConfigError, caller_level
 from fedax.federation.census import Census
 from fedax.federation.participation import Participation, WithoutLate
@@ -209,17 +208,32 @@ def check(asked: JobOptions) -> CheckedInput:
 
 
 def with_own_parts(given: JobOptions) -> JobOptions:
-    """Where clients keep a part of the model: the task that learns the rest, and the method with where they begin."""
-    method, task = given.algorithm, given.task
-    if not isinstance(method, PersonalPart) or not isinstance(task, Task) or method.start is not None:
+    """The options of a run, with :func:`own_parts`."""
+    method, task = own_parts(given.algorithm, given.task, given.params)
+    if task is given.task:
         return given
-    part = apart(task, method.leaves, given.params)
+    x = None if given.params is None else task.init(jax.random.key(0))
+    return dataclasses.replace(given, algorithm=method, task=task, params=x)
+
+
+def own_parts(method: Algorithm, task: Task, params: Tree = None) -> tuple[Algorithm, Task]:
+    """Where clients keep a part of the model: the method with where they begin, and the task that learns the rest."""
+    if not isinstance(method, PersonalPart) or not isinstance(task, Task) or method.start is not None:
+        return method, task
+    part = apart(task, method.leaves, params)
     x = Vector(part.trained.form())
     if jax.eval_shape(lambda x: model_in(method.download(method.init(x))).tree, x) != x.tree:
         hint = f"clients of {method.traits().name} get several models, and there is one part of their own for them"
         raise ConfigError("leaves", method.leaves, hint)
-    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32 if leaf.dtype.itemsize < 4 else None), part.frozen)
-    return dataclasses.replace(given, algorithm=dataclasses.replace(method, start=own), task=part, params=None)
+    return begun_at(method, part.frozen), part
+
+
+def begun_at(method: Algorithm, frozen: Tree) -> Algorithm:
+    """The method; where clients keep a part of the model, with the values at which that part begins."""
+    if not isinstance(method, PersonalPart):
+        return method
+    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32 if leaf.dtype.itemsize < 4 else None), frozen)
+    return dataclasses.replace(method, start=own)
 
 
 def _held_of(given: JobOptions, task: Task) -> tuple[Unknown, ...]:
@@ -359,7 +373,7 @@ def bind(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> Job:
         min_heard=checked.min_heard,
         seed=asked.seed,
         form=asked.shared.once("form", whole.form, whole),
-        origin=Origin(whole.entire, census.example, _labels(census, here), census.transform),
+        origin=Origin(whole.entire, census.example, names_of_classes(census, here), census.transform),
         ledger=traced.ledger,
         spent=traced.rounds < int(asked.rounds),
         pacing=paced,
@@ -413,14 +427,27 @@ def _evaluation(checked: CheckedInput, planned: PlannedRun, traced: Traced, fed:
 
 def _personal(checked: CheckedInput, planned: PlannedRun) -> PersonalPlan | None:
     """How personal models are evaluated; ``None``: the method has none."""
-    given, data = checked.asked.newcomer_turns, checked.data
+    given, data, parts = checked.asked.newcomer_turns, checked.data, checked.asked.parts
     turns = 1 if given is None else check_count("newcomer_turns", given, 0)
     if not has_personal(planned.hyper.method):
         return None
     if data is None:
-        hint = "methods with a model for each client run in a simulation: real nodes do not evaluate them yet"
-        raise ConfigError("algorithm", checked.algorithm, hint)
-    return personal_plan(planned.hyper.method, data, checked.asked.parts, turns)
+        _check_start(checked, planned)
+        at_nodes = [part for part, number in checked.census.held.items() if number and part not in parts]
+        return PersonalPlan(turns, dict.fromkeys(at_nodes))
+    names = [data.name(i) for i in range(data.num_clients)]
+    found = {part: own_rows(held, names) for part, held in parts.items()}
+    return PersonalPlan(turns, {part: rows for part, rows in found.items() if rows is not None})
+
+
+def _check_start(checked: CheckedInput, planned: PlannedRun) -> None:
+    """Refuse an initial model that nodes cannot know, where their clients keep something of it from the beginning."""
+    method, x = planned.hyper.method, planned.x
+    kept, other = (first_state(method, each)[1] for each in (x, x.map(lambda leaf: leaf + 1)))
+    same = jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), kept, other)
+    if checked.asked.params is not None and not all(jax.tree.leaves(same)):
+        hint = f"clients of {method.traits().name} at nodes begin from the model that the task draws; leave it out"
+        raise ConfigError("params", "a model", f"{hint} (task.start)")
 
 
 def _unseen(checked: CheckedInput, planned: PlannedRun) -> Job | None:
@@ -484,7 +511,7 @@ def _of_all_processes(job: Job) -> Job:
     return job
 
 
-def _labels(census: Census, data: FederatedData | None) -> tuple[str | int, ...] | None:
+def names_of_classes(census: Census, data: FederatedData | None) -> tuple[str | int, ...] | None:
     """What the classes are called: texts of tables, or −1 and +1; ``None``: numbers from 0 on, or there are none."""
     if census.transform is not None:
         named: tuple[str, ...] | None = census.transform.classes

@@ -18,7 +18,6 @@ from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine import by_client
 from fedax.engine.clients import Client, ClientResult, SharedInputs, contribute, oracle_of
-from fedax.engine.layers import own_state
 from fedax.engine.loop import (
     Clients,
     Counters,
@@ -97,8 +96,8 @@ def measured(job: "Job", state: State, index: int) -> dict[str, Unknown]:
     if plan is None:
         return {}
     who = everyone(job, index)
-    memory = _rows(state.memory, who.ids)
-    return row(job, who, evaluated(job, job.fed, state.server, memory, who, index), index) | unseen(job, state, index)
+    server, memory = inner_state(job.hyper.method, state.server), _rows(state.memory, who.ids)
+    return row(job, who, evaluated(job, job.fed, server, memory, who, index), index) | unseen(job, state, index)
 
 
 def unseen(job: "Job", state: State, index: int) -> dict[str, Unknown]:
@@ -107,22 +106,30 @@ def unseen(job: "Job", state: State, index: int) -> dict[str, Unknown]:
     if other is None:
         return {}
     other = other._replace(key=job.key)
-    who = everyone(other, index)
+    who, server = everyone(other, index), inner_state(job.hyper.method, state.server)
     fresh = resolve(other.hyper.method, 0).init_client(other.x)
     memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(who.ids), *jnp.shape(leaf))), fresh)
-    found = row(
-        other, who, evaluated(other, other.fed, own_state(job.hyper.method, state.server), memory, who, index), index
-    )
+    found = row(other, who, evaluated(other, other.fed, server, memory, who, index), index)
     return {name: found[as_test] for name, as_test in _renamed(found).items()}
 
 
 def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clients, index: int) -> Evaluated:
-    """The figures of some clients' own models; ``memory`` and results have the clients' order."""
+    """The figures of some clients' own models.
+
+    Args:
+        job: the run, with the held-out examples that are here.
+        fed: the clients' examples.
+        server: the server's :func:`inner_state`.
+        memory: of these clients, leaves [S, ...]; results have the same order.
+        who: the clients.
+        index: the number of rounds so far.
+    """
     plan = job.evaluation.personal
     assert plan is not None
-    held = {part: (job.evaluation.held[part], rows.offsets, rows.sizes) for part, rows in plan.rows.items()}
+    here = {part: rows for part, rows in plan.rows.items() if rows is not None}
+    held = {part: (job.evaluation.held[part], *rows) for part, rows in here.items()}
     values = functools.partial(_held_out, job.plan.task.bound(fed.frozen), job.x)
-    blocks = tuple((part, _block(values, held[part][0], int(rows.sizes.max()))) for part, rows in plan.rows.items())
+    blocks = tuple((part, _block(values, held[part][0], int(rows.sizes.max()))) for part, rows in here.items())
     static = {"plan": job.plan, "blocks": blocks}
     found: Evaluated = _evaluated(job.hyper, fed, job.key, server, memory, who, held, plan.turns, index, **static)
     return found
@@ -144,7 +151,7 @@ def _evaluated(
     blocks: tuple[tuple[str, int], ...],
 ) -> Evaluated:
     sizes = dict(blocks)
-    model = resolve(hyper.method, index).model(server)
+    model = inner(resolve(hyper.method, index)).model(server)
     block = _block(functools.partial(_loss, plan.task.bound(fed.frozen), model), fed.examples, plan.max_size)
 
     def look(v: Vector, h: Tree, task: Task, last: Array, client: Clients, shared: SharedInputs) -> Evaluated:
@@ -186,9 +193,8 @@ def _client(
     look: Callable[..., Tree], plan: RunPlan, shared: SharedInputs, memory: Tree, client: Clients
 ) -> tuple[Tree, ClientResult, Counters]:
     server, _, turns = shared.download
-    model = shared.method.model(server)
-    turned = _turned_memory(shared.method, memory)
-    method, server = _personal_part(shared.method, server)
+    turned, method = _turned_memory(shared.method, memory), inner(shared.method)
+    model = method.model(server)
     new = turned.last < 0
 
     def turn(number: Array, own: Tree) -> Tree:
@@ -220,14 +226,18 @@ class PersonalModels:
     def __init__(self, job: "Job", state: State, index: int):
         self._job, self._state, self._index = job, state, index
 
+    @property
+    def names(self) -> list[str]:
+        """The clients' names, or their numbers."""
+        return [*(self._job.census.names or map(str, range(self._job.plan.num_clients)))]
+
     def of(self, client: int | str) -> Tree:
         """The model of a client, by number or name.
 
         Raises:
             ConfigError: there is no such client.
         """
-        job, plan = self._job, self._job.evaluation.personal
-        assert plan is not None
+        job = self._job
         names = job.census.names or ()
         if isinstance(client, str):
             if client not in names:
@@ -240,10 +250,17 @@ class PersonalModels:
         if job.data is not None:  # examples are on the host
             fed, who = fed._replace(examples=job.data.client(number)), who._replace(offsets=np.zeros(1, np.int32))
         memory = jax.tree.map(np.asarray, _rows(self._state.memory, np.array([number])))
-        given = job.hyper, fed, job.key, self._state.server, memory, who, plan.turns, self._index
-        models = _models(*given, plan=dataclasses.replace(job.plan, mesh=None))
-        v, h = jax.tree.map(lambda leaf: leaf[0], models)
-        return job.delivered(Vector(v), h)
+        return own_model(job, fed, inner_state(job.hyper.method, self._state.server), memory, who, self._index)
+
+
+def own_model(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clients, index: int) -> Tree:
+    """The whole model of the one client in ``who``; arguments as of :func:`evaluated`."""
+    plan = job.evaluation.personal
+    assert plan is not None
+    alone = dataclasses.replace(job.plan, mesh=None)
+    models = _models(job.hyper, fed, job.key, server, memory, who, plan.turns, index, plan=alone)
+    v, h = jax.tree.map(lambda leaf: leaf[0], models)
+    return job.delivered(Vector(v), h)
 
 
 def _rows(memory: Tree, ids: Array) -> Tree:
@@ -251,13 +268,18 @@ def _rows(memory: Tree, ids: Array) -> Tree:
     return memory[ids] if isinstance(memory, ClientMemory) else jax.tree.map(lambda leaf: leaf[ids], memory)
 
 
-def _personal_part(method: Algorithm, server: Tree) -> tuple[Algorithm, Tree]:
-    """The method inside of :class:`LastTurn`, and its part of the server's state."""
+def inner(method: Algorithm) -> Algorithm:
+    """The method inside of :class:`LastTurn`, whose state :func:`inner_state` is."""
+    return next(layer.inner for layer in layers_of(method) if isinstance(layer, LastTurn))
+
+
+def inner_state(method: Algorithm, server: Tree) -> Tree:
+    """The part of the server's state of the method inside of :class:`LastTurn`, of which personal models are made."""
     for layer in layers_of(method):
         server = layer.own_state(server)
         if isinstance(layer, LastTurn):
-            return layer.inner, server
-    raise AssertionError("a method with personal models has the layer")
+            break
+    return server
 
 
 def _turned_memory(method: Algorithm, memory: Tree) -> Turned:
@@ -312,10 +334,10 @@ def row(job: "Job", who: Clients, found: Evaluated, index: int) -> dict[str, flo
     """
     task, plan = job.plan.task, job.evaluation.personal
     assert plan is not None
-    weights, last = np.asarray(who.data_weights, float), np.asarray(found.last)
-    there = last >= 0
+    weights = np.asarray(who.data_weights, float)
     told = {f"train_loss{PERSONAL}": float(np.sum(weights * np.asarray(found.train, float)))}
     for part, rows in plan.rows.items():
+        assert rows is not None
         total = int(rows.sizes.sum())
         for name, values in found.parts[part].items():
             sums = jax.tree.map(lambda leaf: np.asarray(leaf).sum(0), values)
@@ -323,6 +345,12 @@ def row(job: "Job", who: Clients, found: Evaluated, index: int) -> dict[str, flo
             labels = job.evaluation.labels[part].get(name, ())
             whole = metric.of_run(sums, labels) if isinstance(metric, Metric) else float(sums) / total
             told[f"{part}_{name}{PERSONAL}"] = whole
+    return told | turns(weights, np.asarray(found.last), index)
+
+
+def turns(weights: np.ndarray, last: np.ndarray, index: int) -> dict[str, float]:
+    """The columns about clients' turns; ``weights``: [N] p; ``last``: [N] the rounds of their last ones, or −1."""
+    there = last >= 0
     heard = float(weights[there].sum())
     age = float(np.sum(weights[there] * (index - 1 - last[there]))) / heard if heard else math.nan
-    return told | {"turn_age": age, "newcomers": int((~there).sum())}
+    return {"turn_age": age, "newcomers": int((~there).sum())}

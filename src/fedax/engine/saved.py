@@ -249,6 +249,17 @@ def _outputs(params: Tree, batch: Tree, *, task: Task) -> Tree:
     return task.outputs(params, batch)
 
 
+def client_file(client: str) -> str:
+    """The name of the file with a client's own model.
+
+    Example:
+        >>> client_file("St. Mary/2"), client_file("..")
+        ('St. Mary%2F2.safetensors', '%2E..safetensors')
+    """
+    name = client.replace("%", "%25").replace("/", "%2F")
+    return f"{'%2E' + name[1:] if name.startswith('.') else name}.safetensors"
+
+
 def save_as(model: Model, path: Path, of: str = "") -> None:
     """Write a model to a file that says what it is: ``of``, which readers of its folder check; ``""``: nothing."""
     fixed = pytorch.constants(model.task) if pytorch.is_of(model.task) else {}

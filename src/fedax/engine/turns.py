@@ -78,36 +78,23 @@ class PersonalPlan(NamedTuple):
 
     Attributes:
         turns: how many turns a client that never took part takes first, for its own model alone.
-        rows: part of the held-out data -> which examples are whose.
+        rows: part of the held-out data -> which examples are whose; ``None`` of a part that is at the nodes.
     """
 
     turns: int
-    rows: dict[str, OwnRows]
+    rows: Mapping[str, OwnRows | None]
 
 
-def plan_of(method: Algorithm, data: FederatedData, parts: Mapping[str, Tree], turns: int) -> PersonalPlan | None:
-    """How personal models are evaluated; ``None`` for a method without.
-
-    Args:
-        method: the method.
-        data: the clients' training data.
-        parts: the held-out data, of which those by client count here: those of the clients of these names.
-        turns: see :class:`PersonalPlan`.
-    """
-    if not has_personal(method):
+def own_rows(held: Tree, names: Sequence[str]) -> OwnRows | None:
+    """Which held-out examples are whose; ``None``: none belongs to any of the clients of these names."""
+    if not isinstance(held, FederatedData):
         return None
-    names = {data.name(i): i for i in range(data.num_clients)}
-    rows = {}
-    for part, held in parts.items():
-        if isinstance(held, FederatedData):
-            whose = [names.get(held.name(i), -1) for i in range(held.num_clients)]
-            known = [i for i, client in enumerate(whose) if client >= 0]
-            if known:
-                rows[part] = _own_rows(held, known, [whose[i] for i in known], data.num_clients)
-    return PersonalPlan(turns, rows)
-
-
-def _own_rows(held: FederatedData, known: Sequence[int], whose: Sequence[int], clients: int) -> OwnRows:
-    offsets, sizes = np.zeros(clients, np.int32), np.zeros(clients, np.int32)
-    offsets[whose], sizes[whose] = held.offsets[known], held.sizes[known]
+    places = {name: i for i, name in enumerate(names)}
+    whose = [places.get(held.name(i), -1) for i in range(held.num_clients)]
+    known = [i for i, client in enumerate(whose) if client >= 0]
+    if not known:
+        return None
+    offsets, sizes = np.zeros(len(names), np.int32), np.zeros(len(names), np.int32)
+    at = [whose[i] for i in known]
+    offsets[at], sizes[at] = held.offsets[known], held.sizes[known]
     return OwnRows(offsets, sizes)

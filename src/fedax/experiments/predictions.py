@@ -10,8 +10,10 @@ from fedax.data.cells import cells, shown
 from fedax.data.doubts import Doubts, refuse
 from fedax.data.formats import BAD_HEADER, need
 from fedax.data.tables import TABLES, read_table
-from fedax.engine.saved import Model
-from fedax.errors import ConfigError, DataError, one_line, printable
+from fedax.engine.history import MOST_SAVED
+from fedax.engine.saved import Model, client_file
+from fedax.errors import ConfigError, DataError, one_line, printable, unknown
+from fedax.experiments.runs.files import read_config
 from fedax.files import cell, check_ending, regular, write_atomic
 
 Path = pathlib.Path
@@ -31,6 +33,35 @@ class Predicted(NamedTuple):
     measured: dict[str, float]
     doubts: Doubts | None
     written: str = ""
+
+
+def model_of_client(folder: Path, client: str) -> Path:
+    """The file of a client's own model.
+
+    Args:
+        folder: a run folder; or at a site, the folder of its node.
+        client: its name, or its number where clients have none.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    if not folder.is_dir():
+        raise ConfigError("model", str(folder), "with --client give a run folder, or at a site the folder of its node")
+    files = [path for path in sorted(folder.rglob("*/*.safetensors")) if path.parent.parent.name == "models"]
+    found = [path for path in files if path.name == client_file(client)]
+    if len(found) > 1:
+        hint = "it has several models here: give one of these files in place of the folder, without --client: "
+        raise ConfigError("client", client, hint + ", ".join(map(str, found)))
+    if found:
+        return found[0]
+    config = folder / "config.toml"
+    if not files and config.is_file() and read_config(config)["data"]["name"] == "nodes":
+        hint = "its own model is at its site alone: run fedax predict there, with the folder of its node"
+        raise ConfigError("client", client, f"{hint} (state in node.toml)")
+    if not files:
+        hint = f"there are no clients' own models: methods with some save them, of up to {MOST_SAVED} clients; "
+        raise ConfigError("client", client, f"{hint}run.personal(client) in Python gives those of more")
+    raise unknown("client", client, [path.stem for path in files])
 
 
 def predict_file(

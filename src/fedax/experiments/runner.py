@@ -24,7 +24,7 @@ from fedax.engine.checkpoint import discard, present
 from fedax.engine.devices import device_bytes
 from fedax.engine.evaluate import columns
 from fedax.engine.fingerprint import differences, same_versions
-from fedax.engine.history import save_run
+from fedax.engine.history import save_personal, save_run
 from fedax.engine.load import Shared
 from fedax.engine.private import outlook
 from fedax.engine.saved import read_model, renamed
@@ -288,6 +288,7 @@ class _Execution:
             save_run(run, best, True, said(folder, best), classes.threshold_of(found))
         found = classes.decided(experiment, run.params, val, test, run.counts)
         classes.write(experiment, folder, label, seed, found)
+        save_personal(run, path.with_suffix(""), lambda own: said(folder, own))
         save_run(run, path, of=said(folder, path), threshold=classes.threshold_of(found))
         if measured_by_client(experiment) and clients.finite_model(run.params):
             clients.add_table(experiment, folder, label, seed, run.params, test, run.arrivals)
@@ -351,7 +352,7 @@ class _Execution:
         for place in ("clients", "examples", "classes", "models"):  # a model says that its run is over
             for name, content in files.items():
                 if name.startswith(f"{place}/"):
-                    (self.folder / place).mkdir(exist_ok=True)
+                    (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                     mine = said(self.folder, self.folder / name)
                     write_atomic(self.folder / name, renamed(content, mine) if place != "clients" else content)
         discard(_checkpoints(self.folder, [(label, seed)]))

@@ -156,11 +156,12 @@ class Hosted(HostServer):
         if self.job.evaluation.personal is None:
             return {}
         who, parts, visited = personal.everyone(self.job, index), [], []
+        server = personal.inner_state(self.job.hyper.method, state.server)
         for block in self._cut(who):
             fed = self._examples.take(block)
             clients = block.now(who, self._examples.streamed)
             memory = self._to_devices(state.memory[np.minimum(clients.ids, len(state.memory) - 1)])
-            parts.append(personal.evaluated(self.job, fed, state.server, memory, clients, index))
+            parts.append(personal.evaluated(self.job, fed, server, memory, clients, index))
             visited.append(block)
         leaves = zip(*map(jax.tree.leaves, parts), strict=True)
         whole = [_assembled(visited, each, len(who.ids)) for each in leaves]

@@ -9,6 +9,7 @@
 | metrics.jsonl | one line for each evaluation, written while the run goes on |
 | checkpoints/ | of unfinished runs: what they continue from, see :class:`fedax.Checkpoints` |
 | models/ | the final models, ``<label>-seed<k>.safetensors``; if asked for, the best ones, ``…-best.safetensors`` |
+| models/<label>-seed<k>/ | of methods with some: the clients' own models, of up to 100 clients |
 | clients/ | if clients hold examples out: figures of each client, a table for each run, ``<label>-seed<k>.csv`` |
 | baselines/ | if asked for: the same tables for the baselines ``local-only`` and ``pooled`` |
 | arrivals/ | at nodes, if the server does not wait: all answers and when they came, ``<label>-seed<k>.csv`` |

@@ -176,8 +176,8 @@ def keep_rows(folder: Path, over: Collection[tuple[str, int]]) -> None:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove the temporary files that :func:`write_atomic` left in a run folder when its process was killed."""
-    for place in (folder, *(folder / name for name in FOLDERS)):
-        for path in place.glob(f"{WRITING}*"):
+    for found in (folder.glob(f"{WRITING}*"), *((folder / name).rglob(f"{WRITING}*") for name in FOLDERS)):
+        for path in found:
             path.unlink()
 
 

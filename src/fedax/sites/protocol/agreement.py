@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pydantic
 
+from fedax.columns import PERSONAL
 from fedax.contract.algorithm import Algorithm, Exchange, Round
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
@@ -31,7 +32,7 @@ from fedax.engine.fingerprint import versions
 from fedax.engine.job import Job
 from fedax.engine.load import federation_of
 from fedax.engine.loop import Clients, Hyper, draw_rounds
-from fedax.engine.make import make_job
+from fedax.engine.make import begun_at, make_job
 from fedax.errors import ConfigError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Cohort, Full, Participation
@@ -179,8 +180,11 @@ def derived(agreement: Agreement, made: Made, census: Census, frozen: Tree = Non
     Raises:
         ConfigError, DataError: it cannot be; no example enters it, so that its text tells nothing of any.
     """
-    task = made.task if frozen is None else made.task.with_frozen(frozen)
-    return make_job(made.method, task, census, **(dict(made.options) | {"seed": agreement.seed}))
+    method, task = made.method, made.task
+    if frozen is not None:
+        task = task.with_frozen(frozen)
+        method = begun_at(method, frozen)
+    return make_job(method, task, census, **(dict(made.options) | {"seed": agreement.seed}))
 
 
 def shared_sizes(job: Job, whole: np.ndarray) -> tuple[int, ...]:
@@ -294,6 +298,16 @@ def version_after(stage: str, index: int, number: int) -> int:
     return 1 + number + (_ORDER * (index + 1) if stage == "exchanges" else 0)
 
 
+def last_turns(versions: np.ndarray) -> np.ndarray:
+    """The rounds of the clients' last turns by the versions of their memory; −1 of those that never took part.
+
+    Example:
+        >>> last_turns(np.array([0, 1, 65, 194])).tolist()
+        [-1, -1, 0, 2]
+    """
+    return versions // _ORDER - 1
+
+
 # ---- secure sums
 
 
@@ -314,15 +328,19 @@ def contribution_of(clients: Clients) -> masks.MaskedPart:
 def figures_form(job: Job, parts: Iterable[str]) -> dict[str, Tree]:
     """The form of a node's answer to an evaluation: of the training data, and of held-out parts.
 
-    ``"train"`` has Σ p_i F_i, and its gradient where asked; a part means and sums over its examples, and sums of the
-    labels alone.
+    ``"train"`` has Σ p_i F_i, its gradient where asked, and last Σ p_i F_i(v_i) of personal models where there are
+    some; a part means and sums over its examples, and sums of the labels alone. Of personal models a part has the same
+    once more, under its name and ``_personal``.
     """
     task, examples = job.plan.task, job.census.examples(1)
     real = jax.ShapeDtypeStruct((), np.asarray(job.fed.weights).dtype)
     found = _held_out.form(job.x, examples, task=task)
     labels = labels_of(task, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), examples))
     of_part = {"figures": found, "labels": labels}
-    return {"train": [real, job.x.tree] if job.evaluation.grad_norm else [real]} | dict.fromkeys(parts, of_part)
+    train, found = [real, job.x.tree] if job.evaluation.grad_norm else [real], dict.fromkeys(parts, of_part)
+    if job.evaluation.personal is not None:
+        train, found = [*train, real], found | {f"{part}{PERSONAL}": of_part for part in found}
+    return {"train": train} | found
 
 
 @compiled(static=["task"])

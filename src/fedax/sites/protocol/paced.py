@@ -194,6 +194,9 @@ class Paced(Remote):
         """Bytes on the wire and seconds of waiting since the last call; the time is that of the schedule."""
         return {name: value for name, value in super().traffic().items() if name != TIME}
 
+    def _last_turns(self, versions: np.ndarray) -> np.ndarray:
+        return np.array([-1, *self._schedule.versions])[versions]
+
     def forget(self) -> None:
         self._talk.close()
         super().forget()

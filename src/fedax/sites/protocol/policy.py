@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import PARTS
+from fedax.columns import PARTS, PERSONAL
 from fedax.contract.types import Unknown
 from fedax.data.summaries import LEAST
 from fedax.engine.job import Job
@@ -205,6 +205,7 @@ class Policy:
         sums = [name for name in measured if name.startswith(PARTS) and name.partition("_")[2] in metrics]
         if self.noise is not None:
             self.refuse(Rule.UNBOUNDED, [name for name in measured if name == "grad_norm_sq"] + sums)
+            self.refuse(Rule.PERSONAL, [name for name in measured if name.endswith(PERSONAL)])
         if self.bits is not None:
             self.refuse(Rule.BITS, any(getattr(metric, "bits", 0) > self.bits for metric in metrics.values()))
 

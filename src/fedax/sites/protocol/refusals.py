@@ -44,6 +44,7 @@ class Rule(enum.Enum):
     GRADIENT = "gradients, which can be subtracted from sums of updates: leave out run.grad_norm", "sums.clients"
     COLUMNS = "these measures leaving it; run.metrics names fewer", "figures.columns"
     UNBOUNDED = "these measures, which one client can move without a bound; run.metrics names fewer", "figures.noise"
+    PERSONAL = "figures of personal models, to which it cannot add its noise", "figures.noise"
     BITS = "histograms of so many bits: give the metric fewer, run.metrics = [{name = 'auc', bits = 6}]", "figures.bits"
     NO_FIGURES = "figures of single clients", "figures.noise"
     NOISE = "uploads in secure sums, with a guard or one by one, to which it cannot add its noise", "updates.clip"

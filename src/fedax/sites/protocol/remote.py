@@ -23,10 +23,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.columns import HEARD, TIME
+from fedax.columns import HEARD, PARTS, PERSONAL, TIME
 from fedax.contract.compression import Compressor, Identity
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
+from fedax.engine import personal
 from fedax.engine.clients import ClientResult
 from fedax.engine.evaluate import measured, model_after
 from fedax.engine.job import Job
@@ -51,6 +52,7 @@ from fedax.sites.protocol.agreement import (
     digest_of_text,
     figures_form,
     figures_tree,
+    last_turns,
     precise_versions,
     program_of,
     shared_sizes,
@@ -118,8 +120,10 @@ class NodeFigures(NamedTuple):
     """What nodes answer to an evaluation, together.
 
     Attributes:
-        train: Σ p_i F_i, and its gradient where asked, over the clients that were heard.
-        held: held-out part -> the figures, and sums of the labels.
+        train: Σ p_i F_i, its gradient where asked, and Σ p_i F_i(v_i) of personal models, over the clients that were
+            heard.
+        held: held-out part -> the figures, and sums of the labels; those of personal models at the part and
+            ``_personal``.
         heard: the share of the weight of the clients that were heard.
     """
 
@@ -209,20 +213,38 @@ class Remote(HostServer):
         """
         job = self.job
         model = model_after(job.hyper.method, state.server, index)[0]
-        evaluation = UnderWay(self._evaluation(model, index))
+        evaluation = UnderWay(self._evaluation(state, model, index))
         train, held, heard = self._evaluate_and_prefetch(evaluation, state, index, model)
         self.counts = {
-            part: of_part["figures"]["auc"]["counts"]
-            for part, of_part in held.items()
-            if isinstance(job.plan.task.metrics.get("auc"), AUC) and not np.any(of_part["figures"]["auc"]["lost"])
+            part: held[part]["figures"]["auc"]["counts"]
+            for part in PARTS
+            if part in held
+            and isinstance(job.plan.task.metrics.get("auc"), AUC)
+            and not np.any(held[part]["figures"]["auc"]["lost"])
         }
-        (row,) = measured(job, state.server, index, train, held)
+        own: dict[str, Unknown] = {}
+        if job.evaluation.personal is not None:
+            weights, last = np.asarray(job.fed.weights, float), self._last_turns(state.memory[:, 1])
+            own = {f"train_loss{PERSONAL}": float(train.pop()), **personal.turns(weights, last, index)}
+        (row,) = measured(job, state.server, index, train, held, own)
         return [row | {HEARD: heard}]
 
-    def _evaluation(self, model: Tree, index: int) -> Asking[NodeFigures]:
+    def _last_turns(self, versions: np.ndarray) -> np.ndarray:
+        """The rounds of the clients' last turns, by the versions of their memory."""
+        return last_turns(versions)
+
+    def _evaluation(self, state: State, model: Tree, index: int) -> Asking[NodeFigures]:
         """The figures of a model; yields messages to the nodes, and is sent their answers."""
-        question = self._question("evaluate", EVALUATION, index, 0, {}, {"model": model})
-        messages = dict.fromkeys(range(len(self.fleet)), question)
+        if self.job.evaluation.personal is None:
+            question = self._question("evaluate", EVALUATION, index, 0, {}, {"model": model})
+            messages = dict.fromkeys(range(len(self.fleet)), question)
+        else:  # personal models are made of the server's state, and of the memory of this time
+            arrays = {"server": personal.inner_state(self.job.hyper.method, state.server)}
+            bases = {which: state.memory[self.fleet.clients(which), 1].tolist() for which in range(len(self.fleet))}
+            messages = {
+                which: self._question("evaluate", EVALUATION, index, 0, {"base": base}, arrays)
+                for which, base in bases.items()
+            }
         forms = figures_form(self.job, _parts_at_nodes(self.job))
         if self._secure is not None:
             return (yield from self._secure_figures(messages, forms))
@@ -233,7 +255,7 @@ class Remote(HostServer):
             if answer is not None and "repeated" in answer.head:
                 why = f"clients {self.fleet.names(which)}: {answer.head['repeated']}; begin a new run"
             elif answer is not None:
-                wanted = {part: form for part, form in forms.items() if part in ("train", *self.fleet.held(which))}
+                wanted = {part: form for part, form in forms.items() if part in ("train", *self._held(which))}
                 found[which] = self._opened(which, answer, wanted)
         if not found:
             raise NodeError(why)
@@ -242,7 +264,7 @@ class Remote(HostServer):
         )
         held = {}
         for part in forms.keys() - {"train"}:
-            results = [(self.fleet.held(which)[part], each[part]) for which, each in found.items() if part in each]
+            results = [(self._held(which)[part], each[part]) for which, each in found.items() if part in each]
             if results:
                 held[part] = _together(self.job.plan.task, results)
         return self._heard(train, held, found)
@@ -261,10 +283,18 @@ class Remote(HostServer):
         found = figures_tree(masks.decode_figures(total), forms)
         held = {}
         for part, answer in found.items():
-            number = sum(self.fleet.held(which).get(part, 0) for which in heads)
+            number = sum(self._held(which).get(part, 0) for which in heads)
             if part != "train" and number:
                 held[part] = answer | {"figures": as_means(self.job.plan.task, answer["figures"], number)}
         return self._heard(found["train"], held, heads)
+
+    def _held(self, which: int) -> dict[str, int]:
+        """How many held-out examples a node has; of those that are of a client, for personal models."""
+        held, split = self.fleet.held(which), self.fleet.split or {}
+        if self.job.evaluation.personal is None:
+            return held
+        known = [part for part in held if split.get(part) or len(self.fleet.clients(which)) == 1]
+        return held | {f"{part}{PERSONAL}": held[part] for part in known}
 
     def _heard(self, train: list[Tree], held: dict[str, dict[str, Tree]], answered: Collection[int]) -> NodeFigures:
         """NodeFigures over the nodes that answered, as if there were no others."""

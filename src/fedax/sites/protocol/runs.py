@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedax.columns import measured_names
+from fedax.columns import PERSONAL, held_column, measured_names
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.data.split import split
@@ -25,6 +25,7 @@ from fedax.engine.places.device import first_states
 from fedax.engine.places.layout import Layout
 from fedax.engine.plan import ExchangeForm, RunPlan, make_plan
 from fedax.engine.timetable import steps_of
+from fedax.engine.turns import OwnRows, own_rows
 from fedax.errors import ConfigError, DataError, FedaxError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full
@@ -166,6 +167,31 @@ class SiteRun(NamedTuple):
         return {part: pooled_of(self.held[part]) for part in self.agreement.parts if self.held[part] is not None}
 
     @property
+    def own(self) -> dict[str, OwnRows]:
+        """The parts with examples that are of a client, for personal models -> which are whose.
+
+        What the owner of one client holds out is that client's.
+        """
+        if self.job.evaluation.personal is None:
+            return {}
+        found = {}
+        for part, examples in self.parts.items():
+            held = self.held[part]
+            if not isinstance(held, FederatedData) and len(self.ids) == 1:
+                held = FederatedData(examples, [count(examples)], names=[self.agreement.names[self.ids[0]]])
+            if (rows := own_rows(held, self.agreement.names)) is not None:
+                found[part] = rows
+        return found
+
+    @property
+    def with_own(self) -> Job:
+        """The job as personal models are evaluated here: on the node's devices, with the examples that it holds out."""
+        evaluation = self.job.evaluation
+        assert evaluation.personal is not None
+        mine = evaluation._replace(held=self.parts, personal=evaluation.personal._replace(rows=self.own))
+        return self.job._replace(plan=self.plan, evaluation=mine)
+
+    @property
     def single(self) -> bool:
         """Whether uploads leave one by one."""
         one = any(form.one or Layout.of(form.upload, form.first).messages for stage in self.forms for form in stage)
@@ -175,10 +201,14 @@ class SiteRun(NamedTuple):
     def measured(self) -> list[str]:
         """The columns to which the node contributes."""
         val, test = (part in self.parts for part in PARTS)
-        metrics = self.job.plan.task.metrics
-        return measured_names(
-            metrics, val=val, test=test, grad_norm=self.job.evaluation.grad_norm, objective=False, density=False
+        metrics, evaluation = self.job.plan.task.metrics, self.job.evaluation
+        shared = measured_names(
+            metrics, val=val, test=test, grad_norm=evaluation.grad_norm, objective=False, density=False
         )
+        if evaluation.personal is None:
+            return shared
+        own = [held_column(f"{part}{PERSONAL}", name) for part in self.own for name in ("loss", *metrics)]
+        return [*shared, f"train_loss{PERSONAL}", *own]
 
 
 def run_of(

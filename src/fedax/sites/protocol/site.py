@@ -12,30 +12,36 @@ import pathlib
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import filelock
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.columns import describe
+from fedax.columns import PERSONAL, describe
 from fedax.contract.compression import Identity, decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
-from fedax.engine import by_client
+from fedax.engine import by_client, personal
 from fedax.engine.checks import labels_of
 from fedax.engine.clients import ClientResult, SharedInputs, client_program, contribute
 from fedax.engine.devices import Place, in_precision
 from fedax.engine.evaluate import held_out, train_sums
+from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
-from fedax.engine.loop import Clients, Counters, empty_place, stage_key
+from fedax.engine.loop import Clients, Counters, Federation, empty_place, stage_key
+from fedax.engine.make import names_of_classes, own_parts
 from fedax.engine.places.blocks import Block
+from fedax.engine.places.device import first_states
 from fedax.engine.places.layout import Layout
 from fedax.engine.plan import RunPlan
+from fedax.engine.saved import model_of
 from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.files import write_atomic
+from fedax.metrics.base import Metric
 from fedax.programs import compiled
 from fedax.sites.protocol import masks
 from fedax.sites.protocol.agreement import (
@@ -78,6 +84,22 @@ Mask = Callable[[np.ndarray, str], np.ndarray]  # masks the numbers that answer 
 
 class Lost(NodeError):
     """The secrets of a secure sum were lost when the node was started again."""
+
+
+class _OwnModels(NamedTuple):
+    """What the personal models of a node's clients are made of, as the arguments of :func:`personal.evaluated`."""
+
+    job: Job
+    fed: Federation
+    server: Tree
+    memory: Tree
+    who: Clients
+    round: int
+
+    @property
+    def model(self) -> Vector:
+        """The shared model."""
+        return personal.inner(resolve(self.job.hyper.method, self.round)).model(self.server)
 
 
 class Site:
@@ -279,6 +301,8 @@ class Site:
         self.policy.check_problem(agreement.config)
         try:
             made = self._make(dict(agreement.config))
+            method, task = own_parts(made.method, made.task)
+            made = made._replace(method=method, task=task)
         except FedaxError as error:  # no example enters it, so that its text tells nothing of any
             raise NodeError(str(error)) from error
         rounds, most = made.options.get("rounds", 0), self.policy.rounds or _MOST_ROUNDS
@@ -355,10 +379,7 @@ class Site:
             rounds = {**self._rounds, run.digest: index + 1}
             write_atomic(self.folder / _ROUNDS, json.dumps(rounds))
             self._rounds = rounds
-        memory = [
-            self.store.recall(run.agreement.memory, row, base, memory_form, run.row)
-            for row, base in zip(rows, bases, strict=True)
-        ]
+        memory = self._recalled(run, rows, bases, memory_form)
         # Messages are not decoded here: only the server knows all clients.
         wire = Wire(sealed=True) if uploads.messages else asked.wire
         wire = dataclasses.replace(wire, node_clip=self.policy.clip)
@@ -395,6 +416,11 @@ class Site:
             client_memory = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], results.memory)
             self.store.remember(run.agreement.memory, row, version, [bases[k], *kept[k]], client_memory)
         return answer
+
+    def _recalled(self, run: SiteRun, rows: Sequence[int], versions: Sequence[int], form: Tree) -> list[Tree]:
+        """The memory of some clients, at these versions."""
+        which = zip(rows, versions, strict=True)
+        return [self.store.recall(run.agreement.memory, row, version, form, run.row) for row, version in which]
 
     # ---- secure sums
 
@@ -478,9 +504,16 @@ class Site:
         return self._once(run, received, self._whole(run), lambda mask: self._evaluated(run, received, mask))
 
     def _evaluated(self, run: SiteRun, received: Received, mask: Mask | None) -> Message:
-        task = run.job.plan.task
-        model = received.model(task)
-        held, digest, sealed = {part: counts(run.held[part]) for part in run.parts}, digest_of(model), None
+        task, own, asked = run.job.plan.task, None, tuple[str, ...]()
+        held, sealed = {part: counts(run.held[part]) for part in run.parts}, None
+        if run.job.evaluation.personal is None:
+            model = received.model(task)
+            digest = digest_of(model)
+        else:
+            own = self._own_models(run, received)
+            model, digest = own.model, digest_of(own.server)
+            asked = run.digest, str(received.round), digest, digest_of(own.memory)
+            held |= {f"{part}{PERSONAL}": held[part] for part in run.own}
         if mask is not None:
             question = common_question(run.digest, EVALUATION, received.round, 0, digest)
             sizes = {part: sum(each.values()) for part, each in held.items()}
@@ -492,12 +525,37 @@ class Site:
 
         result = Evaluation(
             self.names, run.weights, run.train.sizes, held,
-            lambda: _figures(run, model), lambda bound, unit: _bounded(run, model, bound, unit),
+            lambda: _figures(run, model, own), lambda bound, unit: _bounded(run, model, bound, unit),
             lambda values: _noisy(run, values), self._data.about_split(run.agreement), sealed,
         )  # fmt: skip
         # With a pace, steps come out anew after a stop.
         what = "evaluation" if run.job.pacing is None else f"evaluation {digest}"
-        return self._leave(run, received, f"{what} after round {received.round}", digest, result)
+        answer = self._leave(run, received, f"{what} after round {received.round}", digest, result, *asked)
+        if own is not None:
+            self._keep_models(run, own)
+        return answer
+
+    def _keep_models(self, run: SiteRun, own: "_OwnModels") -> None:
+        """Keep the model of each client, for predictions at this site."""
+        named = run.agreement.config.get("method")
+        label = named.get("label") if isinstance(named, dict) else None
+        method = str(label or run.job.hyper.method.traits().name)
+        classes = names_of_classes(self._data.census, None)
+        origin = run.job.origin._replace(labels=classes, transform=self.data.transform)
+        for k, name in enumerate(self.names):
+            memory, who = jax.tree.map(lambda leaf, k=k: leaf[k : k + 1], (own.memory, own.who))
+            params = personal.own_model(own.job, own.fed, own.server, memory, who, own.round)
+            self.store.keep_model(run.agreement, method, name, model_of(origin, params))
+
+    def _own_models(self, run: SiteRun, received: Received) -> "_OwnModels":
+        """What the personal models of this node's clients are made of, with which the server asks for their figures."""
+        job, every = run.job, range(len(self.names))
+        form, _ = first_states(job.hyper.method, job.x)
+        server = received.arrays("server", personal.inner_state(job.hyper.method, form))
+        memory = self._recalled(run, every, received.numbers("base", 2**31, len(every)), run.row)
+        fed, who = _examples_of(run, _mine(run, personal.everyone(job, received.round)))
+        rows = jax.tree.map(lambda *leaves: np.stack(leaves), *memory)
+        return _OwnModels(run.with_own, fed, server, rows, who, received.round)
 
     def _table(self, run: SiteRun, received: Received) -> Message:
         """Figures on each client's own test examples: of a model, or of those that each client trains alone from it."""
@@ -526,12 +584,9 @@ class Site:
         form, memory = run.forms[1][0], [model] * len(self.names)
         for index in range(run.job.rounds):
             cohort, _ = cohort_of(run.job, "exchanges", 0)
-            at = [list(cohort.ids).index(each) for each in run.ids]
-            fields = {"offsets": np.asarray(run.examples.fed.offsets), "sizes": run.train.sizes.astype(np.int32)}
-            clients = Clients(*(leaf[at] for leaf in cohort))._replace(**fields)
             received = Received(Message({"stage": "exchanges", "round": index, "exchange": 0}))
             wire = dataclasses.replace(run.job.hyper.wire, lossy=False)
-            _, results, _ = _run_clients(run, wire, received, clients, form.download, memory, index)
+            _, results, _ = _run_clients(run, wire, received, _mine(run, cohort), form.download, memory, index)
             memory = [jax.tree.map(lambda leaf, k=k: leaf[k], results.memory) for k in range(len(memory))]
         kept = [memory[k] for k, name in enumerate(self.names) if name in tested]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *kept).tree
@@ -579,8 +634,8 @@ class Site:
         write_line(self.store, message, answer, seconds, more)
 
 
-def _figures(run: SiteRun, model: Vector) -> Tree:
-    """The figures of an evaluation."""
+def _figures(run: SiteRun, model: Vector, own: _OwnModels | None) -> Tree:
+    """The figures of an evaluation; ``own``: of a method with personal models, these."""
     task, train = run.job.plan.task, list[Tree]()
     options = {"task": task, "grad_norm": run.job.evaluation.grad_norm, "mesh": run.plan.mesh}
     for piece in run.examples.pieces(run.weights):
@@ -589,6 +644,18 @@ def _figures(run: SiteRun, model: Vector) -> Tree:
     arrays: dict[str, Tree] = {"train": train}
     for part, tree in run.parts.items():
         arrays[part] = {"figures": _held_out(model, tree, run.frozen, task=task), "labels": labels_of(task, tree)}
+    if own is None:
+        return arrays
+    found = personal.evaluated(*own)
+    train.append(np.asarray(run.weights @ np.asarray(found.train), run.weights.dtype))
+    for part, rows in run.own.items():
+        figures = jax.tree.map(lambda leaf: np.asarray(leaf).sum(0, leaf.dtype), found.parts[part])
+        means = {
+            name: np.asarray(each / rows.sizes.sum(), each.dtype)
+            for name, each in figures.items()
+            if not isinstance(task.metrics.get(name), Metric)
+        }
+        arrays[f"{part}{PERSONAL}"] = {**arrays[part], "figures": figures | means}
     return arrays
 
 
@@ -649,26 +716,43 @@ def _run_clients(
     run: SiteRun, wire: Wire, received: Received, clients: Clients, download: Tree, memory: list[Tree], group: int
 ) -> tuple[Tree, ClientResult, Counters]:
     """Run the clients; results are without padding. ``group``: what random numbers are from."""
-    n, size = run.train.num_clients, len(memory)
-    # Their number is random where not all take part; empty places make it one of few, for each of which a program
-    # is compiled.
-    width = min(1 << (size - 1).bit_length(), n)
-    ids = np.asarray(clients.ids, np.int32)
-    rows = np.array([run.ids.index(int(each)) for each in ids], np.int32)
-    fields, empty = clients._replace(ids=rows, present=np.ones(size, bool)), empty_place(n)
-    fill = (0, width - size)
-    padded = Clients(*(np.pad(leaf, fill, constant_values=each) for leaf, each in zip(fields, empty, strict=True)))
-    block = Block(np.where(padded.present, np.arange(width), -1), padded)
-    fed = run.examples.take(block)._replace(weights=np.zeros(0), frozen=run.frozen)
-    there = block.now(padded, run.examples.streamed)
-    there = there._replace(ids=np.pad(ids, fill, constant_values=run.plan.num_clients))
-    rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
+    size = len(memory)
+    fed, there = _examples_of(run, clients)
+    rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (len(there.ids) - size)), *memory)
     total, results, counters = _together(
         SharedInputs(run.job.hyper.method, wire, download, fed, run.job.key, np.int32(received.round)),
         np.int32(group), rows_of, there,
         stage=received.stage, number=received.exchange, plan=run.plan,
     )  # fmt: skip
     return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], results), counters
+
+
+def _mine(run: SiteRun, everyone: Clients) -> Clients:
+    """The clients of this node, of all."""
+    at = [list(everyone.ids).index(each) for each in run.ids]
+    return Clients(*(leaf[at] for leaf in everyone))
+
+
+def _examples_of(run: SiteRun, clients: Clients) -> tuple[Federation, Clients]:
+    """The examples of some clients of this node, and the clients with where these are.
+
+    Their number is random where not all take part; empty places make it one of few, for each of which a program is
+    compiled.
+    """
+    n, size = run.train.num_clients, len(clients.ids)
+    width = min(1 << (size - 1).bit_length(), n)
+    ids = np.asarray(clients.ids, np.int32)
+    rows = np.array([run.ids.index(int(each)) for each in ids], np.int32)
+    offsets, sizes = np.asarray(run.examples.fed.offsets)[rows], run.train.sizes[rows].astype(np.int32)
+    fields = clients._replace(ids=rows, present=np.ones(size, bool), offsets=offsets, sizes=sizes)
+    fill = (0, width - size)
+    padded = Clients(
+        *(np.pad(leaf, fill, constant_values=each) for leaf, each in zip(fields, empty_place(n), strict=True))
+    )
+    block = Block(np.where(padded.present, np.arange(width), -1), padded)
+    fed = run.examples.take(block)._replace(weights=np.zeros(0), frozen=run.frozen)
+    there = block.now(padded, run.examples.streamed)
+    return fed, there._replace(ids=np.pad(ids, fill, constant_values=run.plan.num_clients))
 
 
 @compiled(static=["stage", "number", "plan"])

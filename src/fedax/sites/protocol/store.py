@@ -1,4 +1,4 @@
-"""What a node keeps on its disk: the agreements of its runs, frozen parts of models, and its clients' memory."""
+"""What a node keeps on its disk: agreements of runs, frozen parts of models, its clients' memory and own models."""
 
 import json
 import pathlib
@@ -13,13 +13,15 @@ import jax
 from fedax.contract.types import Tree, Unknown
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import write_tensors
+from fedax.engine.saved import Model, client_file, save_as
 from fedax.errors import ConfigError, NodeError
-from fedax.files import WRITING, damage, rotate, seal, with_digest, write_atomic, write_private
+from fedax.files import WRITING, damage, rotate, seal, slug, with_digest, write_atomic, write_private
 from fedax.sites.protocol.agreement import Agreement
 from fedax.sites.protocol.messages import Message, arrays_of, unpacked
 from fedax.sites.protocol.refusals import Refusal, Rule
 
 _FROZEN = 8  # the most frozen parts that are kept
+_RUNS = 64  # the most runs of which the clients' own models are kept
 _VERSION = re.compile(r"(\d+)-(\d+)\.safetensors")  # a client's place, and a version of its memory
 
 
@@ -94,6 +96,16 @@ class Store:
 
     def _frozen_path(self, digest: str) -> pathlib.Path:
         return self.folder / "frozen" / f"{digest}.safetensors"
+
+    # ---- personal models
+
+    def keep_model(self, agreement: Agreement, method: str, client: str, model: Model) -> None:
+        """Keep a client's own model, in the place of an earlier one of the same run; of many runs the oldest go."""
+        run = self.folder / "models" / f"{slug(method)}-seed{agreement.seed}-{agreement.memory[:8]}"
+        run.mkdir(parents=True, exist_ok=True)
+        save_as(model, run / client_file(client), f"{agreement.digest}/{client}")
+        for old in sorted(run.parent.iterdir(), key=lambda each: each.stat().st_mtime)[:-_RUNS]:
+            shutil.rmtree(old)
 
     # ---- memory
 

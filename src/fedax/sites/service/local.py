@@ -32,7 +32,8 @@ def local_deployment(
     """Deploy an experiment on this machine: a link and nodes as local processes, for as long as the context lasts.
 
     Each is a separate process, with TLS and keys made for it; a node is ``fedax deploy node`` with a ``node.toml``.
-    Their files are in ``folder/deploy``; after a run without an error only the nodes' logs remain.
+    Their files are in ``folder/deploy``; after a run without an error the nodes' logs and the clients' own models
+    remain.
 
     Args:
         experiment: with its data, which are distributed among the nodes.
@@ -82,7 +83,10 @@ def local_deployment(
             )
             yield experiment.over(fleet)
     for k in range(nodes):
-        shutil.move(place / f"node-{k}" / "state" / "site" / "log.jsonl", place / f"node-{k}.jsonl")
+        site = place / f"node-{k}" / "state" / "site"
+        shutil.move(site / "log.jsonl", place / f"node-{k}.jsonl")
+        if (site / "models").exists():
+            shutil.copytree(site / "models", place / "models", dirs_exist_ok=True)
         shutil.rmtree(place / f"node-{k}")
     for each in (link, place / own.FOLDER):
         shutil.rmtree(each, ignore_errors=True)

@@ -1,0 +1,206 @@
+"""Personal models of clients at nodes: their figures are those of a simulation, and what is a client's own stays."""
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from safetensors.numpy import load_file
+
+import fedax
+from fedax.data import split as deal
+from fedax.errors import ConfigError, NodeError
+from fedax.sites.protocol.fleet import Fleet
+from fedax.sites.protocol.messages import heads_of
+from fedax.sites.protocol.policy import Policy
+from fedax.sites.protocol.train import train
+
+from . import here
+from .here import Here
+from .test_personal import TASK, TRAIN
+
+WHERE = [[0], [1, 2], [3, 4]]
+OPTIONS = {"rounds": 4, "work": fedax.Steps(3), "batch_size": 2, "evaluate_every": 2}
+SPLIT = {"train": 0.6, "val": 0.0, "test": 0.4, "stratify": False, "seed": 3}
+MLP = fedax.tasks.mlp(3, 2, hidden=(4,))
+METHODS = {
+    "ditto": (fedax.create("ditto", lr=0.2, lam=0.3), TASK),
+    "mr-mtl": (fedax.create("mr-mtl", lr=0.2, lam=0.3), TASK),
+    "ifca": (fedax.create("ifca", lr=0.2), TASK),
+    "first": (fedax.PersonalPart(fedax.create("scaffold", lr=0.1), "1.*", lr=0.1), MLP),
+    "together": (fedax.PersonalPart(fedax.create("fedavg", lr=0.1), "1.*", order="together"), MLP),
+    "two exchanges": (fedax.PersonalPart(fedax.create("mime", lr=0.1), "1.*", lr=0.1), MLP),
+}
+
+
+def numbered(data, task):
+    """The clients by their numbers, as nodes here call them; with classes for a network."""
+    clients = [data.client(i) for i in range(data.num_clients)]
+    if task is MLP:
+        clients = [{**each, "y": (each["y"] > 0).astype(np.int32)} for each in clients]
+    return fedax.FederatedData.from_clients({str(i): each for i, each in enumerate(clients)})
+
+
+def at_nodes(method, task, spy=None, split=None, tests=None, known=None, **options):
+    data = numbered(TRAIN, task)
+    transport = Here(here.sites(data, WHERE, tests=tests, known=known), spy, forgets=True)
+    fleet = Fleet(transport, timeout=5.0)
+    fleet = fleet if split is None else fleet.dealt(split)
+    return train(method, task, fleet, here.told(method, task, **options), **options), transport
+
+
+def equal(run, other, columns):
+    for name in columns:
+        np.testing.assert_allclose(run.history[name], other.history[name], 1e-5, 1e-6, err_msg=name)
+
+
+def own_columns(run):
+    return [name for name in run.history if name.endswith("_personal")]
+
+
+def split_here(task):
+    """What the nodes have, in one place: the clients' weights stay those of all their rows."""
+    parts = deal(numbered(TRAIN, task), **SPLIT)
+    return parts.train.with_weights(TRAIN.weights), parts.test
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_figures_are_those_of_the_simulation(name):
+    method, task = METHODS[name]
+    options = OPTIONS | {"participation": fedax.Uniform(2)}
+    run, _ = at_nodes(method, task, split=SPLIT, **options)
+    data, test = split_here(task)
+    other = fedax.simulate(method, task, data, test=test, **options)
+    own = own_columns(other)
+    assert {"train_loss_personal", "test_loss_personal", "test_accuracy_personal"} <= {*own}
+    assert len({*other.history["newcomers"]}) > 1
+    equal(run, other, [*own, "turn_age", "newcomers", "train_loss", "test_loss"])
+    with pytest.raises(ConfigError, match=r"run\.personal.*stay at their nodes"):
+        run.personal(0)
+
+
+@pytest.mark.parametrize("name", ["ditto", "first"])
+def test_a_node_keeps_the_models_of_its_clients(name):
+    method, task = METHODS[name]
+    options = OPTIONS | {"participation": fedax.Uniform(2)}
+    _, transport = at_nodes(method, task, split=SPLIT, **options)
+    data, _ = split_here(task)
+    run = fedax.simulate(method, task, data, **options)
+    models = {path.name: path for site in transport.sites.values() for path in site.folder.glob("models/*/*")}
+    assert {*models} == {f"{i}.safetensors" for i in range(5)}
+    for i in range(5):
+        model = fedax.load_model(models[f"{i}.safetensors"])
+        for one, other in zip(jax.tree.leaves(model.params), jax.tree.leaves(run.personal(i)), strict=True):
+            np.testing.assert_allclose(one, other, 1e-5, 1e-6)
+    assert not [*next(iter(transport.sites.values())).folder.glob("memory/*/*")]
+
+
+class Spy:
+    """Keeps the arrays of all answers."""
+
+    def __init__(self):
+        self.answers = []
+
+    def __call__(self, number, message, answer):
+        kinds = {head["kind"] for head in heads_of(message)}
+        self.answers.append((kinds, safetensors.numpy.load(answer.tensors) if answer.tensors else {}))
+        return answer
+
+
+@pytest.mark.parametrize("name", ["first", "together"])
+def test_no_number_of_a_clients_own_part_leaves(name):
+    method, task = METHODS[name]
+    spy = Spy()
+    data, _ = split_here(task)
+    _, transport = at_nodes(method, task, spy, split=SPLIT, **OPTIONS)
+    own = set()  # the numbers of all own parts in all rounds
+    for rounds in range(1, 5):
+        after = fedax.simulate(method, task, data, **OPTIONS | {"rounds": rounds})
+        own |= {float(x) for i in range(5) for leaf in jax.tree.leaves(after.personal(i)[1]) for x in np.ravel(leaf)}
+    kept = [load_file(path) for site in transport.sites.values() for path in site.folder.glob("models/*/*")]
+    there = {float(x) for each in kept for name, leaf in each.items() if name.startswith("1.") for x in np.ravel(leaf)}
+    assert len(there) >= 50 and len(there & own) > 0.5 * len(there)  # what is looked for is what nodes have
+    left = [leaf for _, arrays in spy.answers for leaf in arrays.values()]
+    numbers = {float(x) for leaf in left if leaf.dtype == np.float32 for x in np.ravel(leaf)} - {0.0}
+    assert len(numbers) > 100 and not numbers & (own | there)
+    sizes = {int(leaf.size) for kinds, arrays in spy.answers if "exchange" in kinds for leaf in arrays.values()}
+    assert sizes <= {1, 4, 12}  # the figures, the leaves of the body
+
+
+def test_of_held_out_rows_at_a_node_with_several_clients_nobody_knows_whose_they_are():
+    test = numbered(TRAIN, TASK).client(2)
+    run, _ = at_nodes(METHODS["ditto"][0], TASK, tests=[test, test, None], **OPTIONS)
+    known = fedax.FederatedData.from_clients({"0": test})
+    other = fedax.simulate(METHODS["ditto"][0], TASK, numbered(TRAIN, TASK), test=known, **OPTIONS)
+    equal(run, other, own_columns(other))
+    assert "test_auc_personal" in other.history
+
+
+def test_a_part_of_which_nobody_knows_whose_it_is_has_no_figure():
+    test = numbered(TRAIN, TASK).client(2)
+    run, _ = at_nodes(METHODS["ditto"][0], TASK, tests=[None, test, None], **OPTIONS)
+    assert np.isnan(run.history["test_loss_personal"]).all()
+    assert np.isfinite(run.history["test_loss"]).all() and np.isfinite(run.history["train_loss_personal"]).all()
+
+
+def test_in_secure_sums():
+    pytest.importorskip("cryptography")
+    method, task = METHODS["first"]
+    options = OPTIONS | {"secure": fedax.SecureSum(clip=10.0)}
+    run, _ = at_nodes(method, task, split=SPLIT, known=here.rosters(3), **options)
+    data, test = split_here(task)
+    other = fedax.simulate(method, task, data, test=test, **options)
+    equal(run, other, [*own_columns(other), "turn_age", "newcomers"])
+
+
+def test_at_a_server_that_does_not_wait():
+    transport = here.Timed(here.sites(numbered(TRAIN, TASK), WHERE), lambda number, message: 1.0 + number % 3)
+    method, options = METHODS["mr-mtl"][0], OPTIONS | {"pace": fedax.Async(2, 1, start="idle"), "rounds": 6}
+    run = train(method, TASK, Fleet(transport), here.told(method, TASK, **options), **options)
+    assert np.isfinite(run.history["train_loss_personal"]).all()
+    assert run.history["newcomers"][0] == 5 > run.history["newcomers"][-1]
+    assert run.history["turn_age"][-1] > 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "hint"),
+    [
+        ({"noise": 2.0, "bound": 1.0, "epsilon": 1e6}, "figures.noise.*train_loss_personal"),
+        ({"columns": ["train_loss"]}, "figures.columns.*train_loss_personal"),
+        ({"examples": 100}, "sums.examples"),
+    ],
+)
+def test_owners_rules_hold_for_them(policy, hint):
+    method, task = METHODS["together"]
+    sites = here.sites(numbered(TRAIN, task), WHERE, policy=Policy(**policy))
+    with pytest.raises(NodeError, match=hint):
+        train(method, task, Fleet(Here(sites)), here.told(method, task, **OPTIONS), **OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["ditto", "first"])
+def test_a_run_that_was_stopped_goes_on_with_the_same_figures(name, tmp_path):
+    method, task = METHODS[name]
+    whole, _ = at_nodes(method, task, split=SPLIT, **OPTIONS)
+    sites = here.sites(numbered(TRAIN, task), WHERE)
+
+    def go(spy=None):
+        fleet = Fleet(Here(sites, spy, forgets=True), timeout=5.0).dealt(SPLIT)
+        return train(method, task, fleet, here.told(method, task, **OPTIONS), checkpoint=tmp_path, **OPTIONS)
+
+    def stops(number, message, answer):
+        if any(head["kind"] == "exchange" and head["round"] == 3 for head in heads_of(message)):
+            raise KeyboardInterrupt
+        return answer
+
+    with pytest.raises(KeyboardInterrupt):
+        go(stops)
+    on = go()
+    for column in ("train_loss_personal", "test_loss_personal", "turn_age", "newcomers"):
+        assert on.history[column].tolist()[-1:] == whole.history[column].tolist()[-1:]
+
+
+def test_an_initial_model_that_nodes_cannot_know_is_refused():
+    x = {"w": np.ones(3, np.float32)}
+    with pytest.raises(ConfigError, match=r"params.*task\.start"):
+        at_nodes(*METHODS["mr-mtl"], **OPTIONS | {"params": x})
+    run, _ = at_nodes(*METHODS["ifca"], **OPTIONS | {"params": x})  # of which clients keep nothing at the beginning
+    assert run.status == "finished"
