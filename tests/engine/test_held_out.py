@@ -156,6 +156,18 @@ def test_a_table_of_clients(run):
         np.testing.assert_allclose(table[name], [row[name] for row in by_hand], atol=LAST_BITS, err_msg=name)
 
 
+def test_many_clients_of_all_sizes_with_their_own_models():
+    """Those of like size are evaluated together, those with more examples than a block has one by one."""
+    sizes = [*RANDOM.integers(1, 40, 70), 9000]
+    data = fedax.FederatedData(examples(sum(sizes)), sizes)
+    w = RANDOM.normal(size=(71, 3)).astype(np.float32)
+    columns, each = by_client.measured(TASK.trained, None, data, lambda ids: {"w": w[ids]})
+    margin = [b["y"] * (b["x"] @ w[i]) for i, b in enumerate(map(data.client, range(71)))]
+    np.testing.assert_allclose(each["loss"], np.log1p(np.exp(-np.concatenate(margin))), rtol=1e-5, atol=1e-6)
+    brier = [np.mean((1 / (1 + np.exp(m.astype(float)))) ** 2) for m in margin]
+    np.testing.assert_allclose(columns["brier"], brier, atol=LAST_BITS)
+
+
 def test_rounds_and_points_are_chosen_by_validation(tmp_path):
     upside_down = VAL | {"y": -VAL["y"]}
     held = {"val": upside_down, "test": TEST.examples}

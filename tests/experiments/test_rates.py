@@ -5,6 +5,7 @@ import pytest
 
 from fedax.errors import ConfigError
 from fedax.experiments import build, clients, execute, new_folder, rates, read
+from fedax.experiments.alone import lengths, measure, trained
 from fedax.experiments.clients import table_path
 from tests.experiments import run_cli
 
@@ -65,6 +66,28 @@ def test_baselines_choose_among_the_same_rates_by_validation(costs, tmp_path):
     execute(experiment, record.folder, drawn=False)
     assert clients.tables(read(record.folder), "pooled")[1].values["loss"].shape == (2,)
     assert table_path(record.folder, "pooled", 0).read_text() == before
+
+
+def test_clients_that_train_alone_stop_where_validation_says(tmp_path):
+    """Few rows of many columns: the more passes, the worse. They may stop after 40, 20, 10, 5, 2, or one."""
+    for name in ("north", "south"):
+        x = np.random.default_rng(len(name)).normal(size=(40, 13))
+        rows = [",".join(f"{a:.4f}" for a in row) for row in x]
+        (tmp_path / f"{name}.csv").write_text("\n".join([",".join([*"abcdefghijkl", "cost"]), *rows]))
+    given = config(tmp_path, 0.1, run={"rounds": 40, "seeds": 1, "split_seeds": False})
+    experiment = build(given | {"methods": given["methods"][:1]})
+    record = execute(experiment, new_folder(tmp_path / "run", "run"), drawn=False)
+    losses = {}
+    for passes in lengths(40):
+        options = {"batch_size": 16, "seed": 0}
+        models = trained(experiment.task, experiment.data, 0.1, passes, **options)
+        parts = {"val": experiment.val, "test": experiment.test}
+        found = measure(experiment.task, None, models, experiment.data, **parts)
+        losses[found.rows["val_loss"].mean()] = found.figures["test_loss"]
+    assert [*lengths(40)] == [40, 20, 10, 5, 2, 1]
+    taken = clients.tables(record, "local only")[0].values["loss"]
+    np.testing.assert_allclose(taken, losses[min(losses)], rtol=1e-5)
+    assert not np.allclose(taken, losses[next(iter(losses))], rtol=1e-3)  # of all passes
 
 
 def test_a_baseline_that_is_not_finite_stops_nothing(costs, tmp_path):

@@ -23,6 +23,8 @@ from fedax.tasks.task import Task
 _BLOCK_ELEMENTS = 2**19  # numbers of input or output that are evaluated at a time
 _BLOCK_BYTES = 2**28  # of what is computed of them, on each device
 _CACHED = 2**24  # the same on a CPU, but for a few
+_MODEL_BYTES = 2**26  # of clients' own models that are evaluated in one call
+_BLOCK_ROWS = 2**16  # of their examples
 _LEAST = 16  # examples, unless they take more than that
 
 
@@ -93,6 +95,9 @@ def _mean(values: np.ndarray, weights: np.ndarray) -> float:
     return float(np.average(values[known], weights=weights[known])) if known.any() else float("nan")
 
 
+Models = Callable[[np.ndarray], Tree]  # the models of some clients, by their numbers [S]: leaves [S, ...]
+
+
 def figures(task: Task, params: Tree, data: FederatedData, models: Tree = None) -> dict[str, list[float]]:
     """Loss and metrics at each client, by name, [N].
 
@@ -102,16 +107,30 @@ def figures(task: Task, params: Tree, data: FederatedData, models: Tree = None) 
         data: the clients' examples.
         models: in place of ``params``, a model for each client, leaves [N, ...].
     """
-    params = jax.tree.map(lambda leaf: leaf[0], models) if params is None else params
-    columns: dict[str, list[float]] = {name: [] for name in ("loss", *task.metrics)}
-    for i, results in enumerate(_clients(task, params, data, models)):
+    some = None if models is None else lambda ids: jax.tree.map(lambda leaf: leaf[ids], models)
+    return {name: values.tolist() for name, values in measured(task, params, data, some)[0].items()}
+
+
+def measured(
+    task: Task, params: Tree, data: FederatedData, models: Models | None = None, whole: bool = True
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """As :func:`figures`, with ``models`` by their clients' numbers; and the loss and the metrics of each example, [n].
+
+    ``whole``: whether there are metrics that are no means over examples, too, which take some 0.1 ms a client.
+    """
+    means = ["loss", *(name for name in task.metrics if name not in task.whole_metrics)]
+    names = ("loss", *task.metrics) if whole else means
+    columns = {name: np.full(data.num_clients, np.nan) for name in names}
+    each = {name: np.zeros(data.num_examples) for name in means}
+    for i, results in _clients(task, params, data, models):
         for name, values in results.values.items():
-            columns[name].append(float(np.mean(values, dtype=float)))
-        if results.outputs is not None:
+            columns[name][i] = np.mean(values, dtype=float)
+            each[name][data.offsets[i] : data.offsets[i] + data.sizes[i]] = values
+        if whole and results.outputs is not None:
             labels = data.client(i)["y"]
             for name in task.whole_metrics:
-                columns[name].append(_value(task, name, results.outputs, labels))
-    return columns
+                columns[name][i] = _value(task, name, results.outputs, labels)
+    return columns, each
 
 
 def each_example(task: Task, params: Tree, data: Tree) -> dict[str, np.ndarray]:
@@ -153,25 +172,52 @@ def _value(task: Task, name: str, outputs: np.ndarray, y: np.ndarray, alone: boo
             raise
 
 
-def _clients(task: Task, params: Tree, data: FederatedData, models: Tree) -> Iterator[ExampleResults]:
-    """The results of each client's examples, in turn."""
-    width = _width(task, params, data.examples)
+def _clients(
+    task: Task, params: Tree, data: FederatedData, models: Models | None
+) -> Iterator[tuple[int, ExampleResults]]:
+    """Each client's number and the results of its examples; with models those with few examples come first."""
     if models is not None:
-        width = min(width, 1 << (data.max_size - 1).bit_length())
-        for i in range(data.num_clients):
-            model = jax.tree.map(lambda leaf, i=i: leaf[i], models)
-            rows = range(data.offsets[i], data.offsets[i] + data.sizes[i])
-            yield _together(list(_blocks(task, model, data.examples, rows, width)))
+        yield from _clients_with_models(task, data, models)
         return
+    width = _width(task, params, data.examples)
     blocks = _blocks(task, params, data.examples, range(data.num_examples), width)
     rest = next(blocks)
-    for size in data.sizes:
+    for i, size in enumerate(data.sizes):
         parts = [rest]
         while sum(len(part.values["loss"]) for part in parts) < size:
             parts.append(next(blocks))
         results = _together(parts)
-        yield _cut(results, slice(0, size))
+        yield i, _cut(results, slice(0, size))
         rest = _cut(results, slice(size, None))
+
+
+def _clients_with_models(task: Task, data: FederatedData, models: Models) -> Iterator[tuple[int, ExampleResults]]:
+    """As :func:`_clients`; clients with about as many examples are evaluated together."""
+    order, first = np.argsort(data.sizes, kind="stable"), models(np.array([0]))
+    most = 1 << _width(task, jax.tree.map(lambda leaf: leaf[0], first), data.examples).bit_length() - 1
+    room = max(1, _MODEL_BYTES // max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(first))))
+    done = 0
+    while done < len(order):
+        size = data.sizes[order[done]]
+        width = 1 << int(size - 1).bit_length()
+        if width > most:  # one client's examples are enough
+            i, done = int(order[done]), done + 1
+            model = jax.tree.map(lambda leaf: leaf[0], models(np.array([i])))
+            own = range(data.offsets[i], data.offsets[i] + size)
+            yield i, _together(list(_blocks(task, model, data.examples, own, most)))
+            continue
+        some = order[done : done + min(room, _BLOCK_ROWS // width or 1)]
+        some = some[data.sizes[some] <= width]
+        done += len(some)
+        places = np.resize(some, 1 << (len(some) - 1).bit_length())  # few programs: of so many clients, 1, 2, 4, …
+        within = np.minimum(np.arange(width), data.sizes[places, None] - 1)
+        rows = data.offsets[places, None] + within
+        batch = jax.tree.map(lambda leaf, rows=rows: np.asarray(leaf[rows]), data.examples)
+        together = min(len(places), most // width)
+        results = jax.tree.map(np.asarray, _of_models(models(places), task.frozen, batch, task=task, together=together))
+        for k, i in enumerate(some):
+            mine = jax.tree.map(lambda leaf, k=k, n=data.sizes[i]: leaf[k, :n], results)
+            yield int(i), ExampleResults(mine["values"], mine.get("outputs"))
 
 
 def _together(parts: list[ExampleResults]) -> ExampleResults:
@@ -239,3 +285,12 @@ def _of_batch(params: Tree, frozen: Tree, batch: Array, *, task: Task) -> dict[s
 
 
 _of_block = compiled(static=["task"])(_of_batch)
+
+
+@compiled(static=["task", "together"])
+def _of_models(models: Tree, frozen: Tree, batches: Tree, *, task: Task, together: int) -> dict[str, Unknown]:
+    """The results of the batch of each of some clients by its own model, so many clients at a time; leaves [S, ...]."""
+    found: dict[str, Unknown] = jax.lax.map(
+        lambda each: _of_batch(each[0], frozen, each[1], task=task), (models, batches), batch_size=together
+    )
+    return found

@@ -237,30 +237,44 @@ class PersonalModels:
         Raises:
             ConfigError: there is no such client.
         """
-        job = self._job
-        names = job.census.names or ()
+        names = self._job.census.names or ()
         if isinstance(client, str):
             if client not in names:
                 raise unknown("client", client, names)
             client = names.index(client)
-        number = check_count("client", client, 0, job.plan.num_clients - 1)
-        drawn = everyone(job, self._index)
-        who = Clients(*(leaf[drawn.ids == number] for leaf in drawn))
+        number = check_count("client", client, 0, self._job.plan.num_clients - 1)
+        return jax.tree.map(lambda leaf: leaf[0], self.some(np.array([number])))
+
+    def some(self, ids: np.ndarray) -> Tree:
+        """The models of some clients, by their numbers [S]: leaves [S, ...]."""
+        job = self._job
+        who = Clients(*(leaf[ids] for leaf in self._everyone))
         fed = job.fed
         if job.data is not None:  # examples are on the host
-            fed, who = fed._replace(examples=job.data.client(number)), who._replace(offsets=np.zeros(1, np.int32))
-        memory = jax.tree.map(np.asarray, _rows(self._state.memory, np.array([number])))
-        return own_model(job, fed, inner_state(job.hyper.method, self._state.server), memory, who, self._index)
+            sizes = job.data.sizes[ids]
+            rows = np.concatenate([np.arange(n) + at for n, at in zip(sizes, job.data.offsets[ids], strict=True)])
+            rows = np.resize(rows, 1 << (len(rows) - 1).bit_length())  # few programs
+            fed = fed._replace(examples=jax.tree.map(lambda leaf: leaf[rows], job.data.examples))
+            who = who._replace(offsets=np.cumsum([0, *sizes[:-1]]).astype(np.int32))
+        memory = jax.tree.map(np.asarray, _rows(self._state.memory, ids))
+        return own_models(job, fed, inner_state(job.hyper.method, self._state.server), memory, who, self._index)
+
+    @functools.cached_property
+    def _everyone(self) -> Clients:
+        """All clients, in their order."""
+        drawn = everyone(self._job, self._index)
+        order = np.argsort(np.asarray(drawn.ids))
+        return Clients(*(np.asarray(leaf)[order] for leaf in drawn))
 
 
-def own_model(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clients, index: int) -> Tree:
-    """The whole model of the one client in ``who``; arguments as of :func:`evaluated`."""
+def own_models(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clients, index: int) -> Tree:
+    """The whole models of some clients, leaves [S, ...]; arguments as of :func:`evaluated`."""
     plan = job.evaluation.personal
     assert plan is not None
     alone = dataclasses.replace(job.plan, mesh=None)
-    models = _models(job.hyper, fed, job.key, server, memory, who, plan.turns, index, plan=alone)
-    v, h = jax.tree.map(lambda leaf: leaf[0], models)
-    return job.delivered(Vector(v), h)
+    v, h = _models(job.hyper, fed, job.key, server, memory, who, plan.turns, index, plan=alone)
+    models: Tree = jax.vmap(lambda v, h: job.delivered(Vector(v), h))(v, h)
+    return models
 
 
 def _rows(memory: Tree, ids: Array) -> Tree:

@@ -2,8 +2,9 @@
 
 The baselines are no federated methods, and are not ranked with them. In ``local only`` each client trains its own model
 on its own data; ``pooled`` is one model on the data of all clients in one place. Both start from the run's initial
-model and make as many passes over the data as the method that made most, by stochastic gradient descent with the run's
-minibatch size and the first method's learning rate; or, where methods are tuned, the best of the same rates.
+model and have as many gradients as the method that asked for most, by stochastic gradient descent with the run's
+minibatch size and the first method's learning rate; or, where methods are tuned, the best of the same rates. Where
+there are validation rows, clients that train alone stop where these say so.
 """
 
 import csv
@@ -27,7 +28,7 @@ from fedax.engine.load import Shared, start
 from fedax.engine.make import make_job
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
-from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
+from fedax.experiments.alone import LOCAL_ONLY, LocalOnly, lengths, measure, trained
 from fedax.experiments.chance import Gap, gap_of, variance_of_mean
 from fedax.experiments.config.experiment import Experiment
 from fedax.experiments.runs import Record, at_end, model_path, rows_of, said
@@ -201,11 +202,10 @@ def add_table(
     write_table(table_path(folder, label, seed), table._replace(arrivals=arrivals))
 
 
-def _evaluated(experiment: Experiment, params: Any, test: fedax.FederatedData, models: Any = None) -> ClientTable:
-    """The table of a model, or of one for each client."""
-    task = whole_task(experiment.task) if models is None else experiment.task
+def _evaluated(experiment: Experiment, params: Any, test: fedax.FederatedData) -> ClientTable:
+    """The table of a model."""
     with in_precision(experiment.config["run"].get("precision")):
-        table = fedax.evaluate(task, params, test, params_per_client=models)
+        table = fedax.evaluate(whole_task(experiment.task), params, test)
     figures = {name: table[name].to_numpy(float) for name in table.columns if name not in ("name", "n")}
     return ClientTable(list(table["name"]), table["n"].to_numpy(), figures)
 
@@ -289,29 +289,33 @@ def finite_model(params: Any) -> bool:
 def add_baselines(experiment: Experiment, folder: Path) -> None:
     """Run the baselines of all seeds whose tables are missing or damaged, and write the tables.
 
-    Of several rates each baseline has the one with the lowest mean validation loss over the seeds.
+    Of several rates each baseline has the one with the lowest mean validation loss over the seeds. Clients that train
+    alone stop where that is lowest: after all passes, half of them, … or one.
     """
     seeds, rates = experiment.config["run"]["seeds"], baseline_rates(experiment.config)
     for label in BASELINES:
         paths = {seed: table_path(folder, label, seed) for seed in seeds}
         missing = [seed for seed, path in paths.items() if not path.exists() or _damage(path) is not None]
-        found: dict[float, dict[int, ClientTable]] = {rate: {} for rate in rates}
-        losses: dict[float, list[float]] = {rate: [] for rate in rates}
-        for seed in seeds if missing and len(rates) > 1 else missing:
+        rounds = {seed: _passes(experiment, folder, seed) for seed in seeds} if missing else {}
+        if experiment.fleet is not None:
+            for seed in missing:
+                _baseline_at_nodes(experiment, folder, label, seed, rounds[seed])
+            continue
+        stops = max((len([*lengths(each)]) for each in rounds.values()), default=1)
+        stops = stops if label == LOCAL_ONLY and experiment.val is not None else 1
+        tried = [(rate, 2**k) for rate in rates for k in range(stops)]
+        found: dict[tuple[float, int], dict[int, ClientTable]] = {each: {} for each in tried}
+        losses: dict[tuple[float, int], list[float]] = {each: [] for each in tried}
+        for seed in seeds if missing and len(tried) > 1 else missing:
             data, val, test = experiment.split(seed)
-            rounds = _passes(experiment, folder, seed, data)
-            if experiment.fleet is not None:
-                if seed in missing:
-                    _baseline_at_nodes(experiment, folder, label, seed, rounds)
-                continue
-            for rate in rates:
-                parts: Any = [test] if len(rates) == 1 else [test, val]
-                found[rate][seed], *chosen_by = _baseline(experiment, label, seed, data, parts, rounds, rate)
-                losses[rate] += [float(np.average(each.values["loss"], weights=each.sizes)) for each in chosen_by]
-        best = min(rates, key=lambda rate: _mean(losses[rate]))
+            for rate, part in tried:
+                parts: Any = [test] if len(tried) == 1 else [test, val]
+                given = experiment, label, seed, data, parts, max(1, rounds[seed] // part), rate
+                found[rate, part][seed], *chosen_by = _baseline(*given)
+                losses[rate, part] += [float(np.average(each.values["loss"], weights=each.sizes)) for each in chosen_by]
+        best = min(tried, key=lambda each: _mean(losses[each]))
         for seed in missing:
-            if seed in found[best]:
-                write_table(paths[seed], found[best][seed])
+            write_table(paths[seed], found[best][seed])
 
 
 def _mean(losses: Sequence[float]) -> float:
@@ -320,13 +324,17 @@ def _mean(losses: Sequence[float]) -> float:
     return mean if math.isfinite(mean) else math.inf
 
 
-def _passes(experiment: Experiment, folder: Path, seed: int, data: Any) -> int:
-    """The number of passes over the data of the method that made most."""
+def _passes(experiment: Experiment, folder: Path, seed: int) -> int:
+    """The passes over the data with as many gradients as the method had that asked for most."""
     runs = rows_of(folder, experiment.config)
-    steps = max(int(run.history["local_steps"][-1]) for (_, run_seed), run in runs.items() if run_seed == seed)
-    batch_size = experiment.config["run"].get("batch_size")
-    steps_a_pass = data.num_clients if batch_size is None else int(data.sizes.sum()) / batch_size
-    return max(1, round(steps / steps_a_pass))
+    gradients = max(int(run.history["gradients"][-1]) for (_, run_seed), run in runs.items() if run_seed == seed)
+    return passes_of(gradients, experiment.split(seed)[0], experiment.config["run"].get("batch_size"))
+
+
+def passes_of(gradients: int, data: Any, batch_size: int | None) -> int:
+    """How many passes over the data of all clients take so many gradients of minibatches, at least one."""
+    of_a_pass = data.num_clients if batch_size is None else int(data.sizes.sum()) / batch_size
+    return max(1, round(gradients / of_a_pass))
 
 
 def baseline_rates(config: Mapping[str, Any]) -> list[float]:
@@ -349,7 +357,7 @@ def _baseline(
 ) -> list[ClientTable]:
     """The tables of a baseline, one for each of some held-out parts."""
     task = experiment.task
-    options = _options(experiment, seed, rounds)
+    options = _options(experiment, seed)
     if "per_client" in task.run_metrics:
         options["test"] = parts[0]  # which it asks for
     with warnings.catch_warnings(), show_progress(False):
@@ -357,22 +365,19 @@ def _baseline(
             warnings.simplefilter("ignore", category)
         if label == "pooled":
             pooled = fedax.FederatedData(data.examples, [data.num_examples], _finite=True)
+            options |= {"rounds": rounds, "evaluate_every": rounds, "work": fedax.Epochs(1)}
             pooled_run = fedax.simulate(fedax.create("fedavg", lr=lr), task, pooled, **options)
             if not finite_model(pooled_run.params):
                 return [_undefined(part) for part in parts]
             return [_evaluated(experiment, pooled_run.params, part) for part in parts]
-        local_run = fedax.simulate(LocalOnly(lr), task, data, **options)
-    places = {data.name(i): i for i in range(data.num_clients)}
+        models = trained(task, data, lr, rounds, **options)
     tables = []
     for part in parts:
-        rows = np.array([places[part.name(i)] for i in range(part.num_clients)])
-        memory: Any = local_run.memory
-        kept = hasattr(memory, "kept")
-        memory = memory[rows] if kept else jax.tree.map(lambda leaf, rows=rows: np.asarray(leaf)[rows], memory)
-        finite = np.all([np.isfinite(leaf).reshape(len(rows), -1).all(1) for leaf in jax.tree.leaves(memory.tree)], 0)
-        table = _evaluated(experiment, None, part, jax.tree.map(np.nan_to_num, memory.tree))
-        values = {name: np.where(finite, figures, np.nan) for name, figures in table.values.items()}
-        tables.append(table._replace(values=values))
+        with in_precision(experiment.config["run"].get("precision")):
+            measured = measure(task, None, models, data, test=part)
+        own = np.flatnonzero(measured.sizes["test"])
+        figures = {name.removeprefix("test_"): values[own] for name, values in measured.figures.items()}
+        tables.append(ClientTable([data.name(i) for i in own], measured.sizes["test"][own], figures))
     return tables
 
 
@@ -382,12 +387,11 @@ def _undefined(part: fedax.FederatedData) -> ClientTable:
     return ClientTable(names, np.asarray(part.sizes), {"loss": np.full(len(names), np.nan)})
 
 
-def _options(experiment: Experiment, seed: int, rounds: int) -> dict[str, Any]:
-    """The arguments of a baseline's run: so many passes over the data, evaluated at the end."""
-    options = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "work": fedax.Epochs(1)}
+def _options(experiment: Experiment, seed: int) -> dict[str, Any]:
+    """The options of a baseline's run."""
     run, params = experiment.config["run"], experiment.options.get("params")
     place = fedax.Place(precision=run.get("precision"))
-    return options | {"batch_size": run.get("batch_size"), "params": params, "place": place}
+    return {"seed": seed, "batch_size": run.get("batch_size"), "params": params, "place": place}
 
 
 def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: int, rounds: int) -> None:
@@ -401,7 +405,8 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
     if len(rates) > 1:  # validation rows of a client stay at its node: the rate of the first method
         rates = baseline_rates({**experiment.config, "run": {}}) or rates
     lr = rates[0]
-    job = make_job(LocalOnly(lr), experiment.task, fleet.census, **_options(experiment, seed, rounds))
+    options = _options(experiment, seed) | {"rounds": rounds, "evaluate_every": rounds, "work": fedax.Epochs(1)}
+    job = make_job(LocalOnly(lr), experiment.task, fleet.census, **options)
     agreement = agreed(fleet, experiment.problem_alone(lr, rounds), seed, lambda: job)
     _write_table_of_nodes(folder, label, seed, fleet, fleet.alone(agreement, job.x))
 

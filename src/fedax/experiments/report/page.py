@@ -520,7 +520,7 @@ def _by_client(record: Record, judge: str | None) -> str:
         if i == 0:
             about += (
                 "Local only: each client trains a model of its own on its own data. Pooled: one model on all data in "
-                "one place. Both go over the data as often as the method that did so most; they are no federated "
+                "one place. Both have as many gradients as the method that asked for most; they are no federated "
                 "methods, and are not ranked with them. "
             ) * any(method_spread.label in clients.BASELINES for method_spread in spreads)
         if not spreads:

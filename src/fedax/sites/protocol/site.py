@@ -544,7 +544,8 @@ class Site:
         origin = run.job.origin._replace(labels=classes, transform=self.data.transform)
         for k, name in enumerate(self.names):
             memory, who = jax.tree.map(lambda leaf, k=k: leaf[k : k + 1], (own.memory, own.who))
-            params = personal.own_model(own.job, own.fed, own.server, memory, who, own.round)
+            models = personal.own_models(own.job, own.fed, own.server, memory, who, own.round)
+            params = jax.tree.map(lambda leaf: leaf[0], models)
             self.store.keep_model(run.agreement, method, name, model_of(origin, params))
 
     def _own_models(self, run: SiteRun, received: Received) -> "_OwnModels":
