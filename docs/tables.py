@@ -27,7 +27,7 @@ PAGE = pathlib.Path(__file__).parent / "methods.md"
 PAGES = PAGE.parent / "methods"
 RESULTS = PAGES / "reference.json"
 COUNTED = {  # pages that say how many methods there are: what stands before the number
-    PAGE.parents[1] / "README.md": "| methods against unlike clients | ",
+    PAGE.parents[1] / "README.md": "| methods | **",
     PAGE.parents[1] / "llms.txt": "fedax simulates and compares\n> ",
 }
 REFERENCE = PAGES / "reference-experiment.md"
