@@ -44,6 +44,7 @@ PAGES = {
         "time",
         "asynchronous",
         "clusters",
+        "personal",
     )
 } | {"README": ROOT / "README.md"}
 
@@ -105,6 +106,7 @@ SAVED = {
     ("time", 'name = "slow-clients"'): "experiment.toml",
     ("asynchronous", 'name = "without-waiting"'): "experiment.toml",
     ("tasks", "data = {"): "experiment.toml",
+    ("personal", "[data]"): "experiment.toml",
 }
 # Commands that a page has in its text only -> after which block; so their configurations are run too.
 IN_TEXT = {
@@ -115,6 +117,7 @@ IN_TEXT = {
     ("time", "experiment.toml"): "fedax run experiment.toml",
     ("asynchronous", "experiment.toml"): "fedax run experiment.toml",
     ("tasks", "experiment.toml"): "fedax run experiment.toml",
+    ("personal", "experiment.toml"): "fedax run experiment.toml",
 }
 # What the page calls data, task and method.
 NAMED = """
