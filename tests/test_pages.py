@@ -325,6 +325,13 @@ def test_asynchronous(reader):
     assert np.linalg.norm(names["predicted"] - np.asarray(names["run"].params)) < 0.2
 
 
+def test_personal(reader):
+    reader.read("personal")
+    (folder,) = pathlib.Path("runs").glob("*")
+    ditto, head = read(folder).runs
+    assert {"test_loss_personal", "unseen_loss_personal"} <= ditto.history.keys() & head.history.keys()
+
+
 def test_clusters(reader):
     reader.read("clusters")
     assert [run.status for run in read("runs/digits").runs] == ["finished"]
