@@ -44,6 +44,7 @@ PAGES = {
         "time",
         "asynchronous",
         "clusters",
+        "personal",
     )
 } | {"README": ROOT / "README.md"}
 
@@ -107,6 +108,7 @@ SAVED = {
     ("time", 'name = "slow-clients"'): "experiment.toml",
     ("asynchronous", 'name = "without-waiting"'): "experiment.toml",
     ("tasks", "data = {"): "experiment.toml",
+    ("personal", "[data]"): "experiment.toml",
 }
 # Commands that a page has in its text only -> after which block; so their configurations are run too.
 IN_TEXT = {
@@ -117,6 +119,7 @@ IN_TEXT = {
     ("time", "experiment.toml"): "fedax run experiment.toml",
     ("asynchronous", "experiment.toml"): "fedax run experiment.toml",
     ("tasks", "experiment.toml"): "fedax run experiment.toml",
+    ("personal", "experiment.toml"): "fedax run experiment.toml",
 }
 # What the page calls data, task and method.
 NAMED = """
@@ -326,6 +329,13 @@ def test_asynchronous(reader):
     off = [np.linalg.norm(np.asarray(names[run].params) - names["star"]) for run in ("run", "back", "exact")]
     assert off[0] > 2 * off[1] and off[2] < 1e-3
     assert np.linalg.norm(names["predicted"] - np.asarray(names["run"].params)) < 0.2
+
+
+def test_personal(reader):
+    reader.read("personal")
+    (folder,) = pathlib.Path("runs").glob("*")
+    ditto, head = read(folder).runs
+    assert {"test_loss_personal", "unseen_loss_personal"} <= ditto.history.keys() & head.history.keys()
 
 
 def test_clusters(reader):

@@ -179,8 +179,8 @@ def fixed_part(config: Mapping[str, Any], column: str | None) -> str | None:
 
 
 def part_of(column: str | None) -> str | None:
-    """``"test"`` or ``"val"`` for a column of held-out examples; ``None`` for others."""
-    return next((part for part in ("test", "val") if (column or "").startswith(f"{part}_")), None)
+    """``"test"``, ``"val"`` or ``"unseen"`` for a column of held-out examples; ``None`` for others."""
+    return next((part for part in ("test", "val", "unseen") if (column or "").startswith(f"{part}_")), None)
 
 
 def redrawn(config: Mapping[str, Any], part: str) -> bool:
@@ -188,12 +188,19 @@ def redrawn(config: Mapping[str, Any], part: str) -> bool:
     data = config["data"]
     if not config["run"].get("split_seeds"):
         return False
-    return bool(data.get("split", {}).get(part)) or generated(data)
+    if leaves_out_each(data):
+        return part == "unseen"  # the rows of the others are split alike
+    return bool(data.get("split", {}).get("clients" if part == "unseen" else part)) or generated(data)
 
 
 def generated(data: Mapping[str, Any]) -> bool:
     """Whether the data are generated from a model, anew for each seed."""
-    return "seed" in data and data["name"] in FEDERATIONS
+    return "seed" in data and data["name"] in FEDERATIONS and not leaves_out_each(data)
+
+
+def leaves_out_each(data: Mapping[str, Any]) -> bool:
+    """Whether each seed leaves out another client of the same data."""
+    return bool(data.get("split", {}).get("clients") == "each")
 
 
 def overlap(config: Mapping[str, Any], column: str) -> float:
@@ -205,6 +212,9 @@ def overlap(config: Mapping[str, Any], column: str) -> float:
     split = data.get("split")
     if not config["run"].get("split_seeds") or not split or generated(data):
         return 0.0
+    if part == "unseen":
+        left_out = 1 / max(2, len(config["run"]["seeds"])) if leaves_out_each(data) else split["clients"]
+        return float(left_out / (1 - left_out))
     held_out = split["val"] + split["test"] if part is None else split[part]
     return float(held_out / split["train"])
 
@@ -223,8 +233,10 @@ def covered(config: Mapping[str, Any], column: str, examples: bool, clients: int
         ['the seeds of training', 'the test examples']
     """
     data, part, sources = config["data"], part_of(column), [SEEDS]
+    if leaves_out_each(data):
+        return [*sources, CLIENTS] if part == "unseen" else sources
     if config["run"].get("split_seeds"):
         sources += [DRAWN] if generated(data) else [DEALT] * ("partition" in data) + [SPLIT] * ("split" in data)
     if part is not None and not generated(data) and (redrawn(config, part) or examples):
-        sources.append(EXAMPLES if part == "test" else VALIDATION)
+        sources.append(VALIDATION if part == "val" else EXAMPLES)
     return sources + [CLIENTS] * (examples and clients >= MANY_CLIENTS)

@@ -50,7 +50,7 @@ def measured(experiment: Experiment) -> tuple[str, list[str]] | None:
     if experiment.fleet is not None:
         return None
     decides = part_of(judge(experiment.config, columns([experiment])))
-    parts = [part for part in (decides, "test", "val") if part and getattr(experiment, part) is not None]
+    parts = [part for part in (decides, "test", "val") if part and getattr(experiment, part, None) is not None]
     if not parts or redrawn(experiment.config, parts[0]):
         return None
     task = whole_task(experiment.task)

@@ -18,6 +18,7 @@ from fedax.files import name_of
 from fedax.registry import Component, within
 from fedax.sites.protocol.fleet import Fleet
 
+EACH = "each"
 HeldOut = fedax.FederatedData | Table | None
 
 
@@ -49,6 +50,9 @@ def deal(section: DataSection, fleet: Fleet | None = None) -> Dealt:
     if test is not None and split["test"] and fleet is not None:
         hint = "the server has held-out examples already, data.test; leave one of them out"
         raise ConfigError("data.split.test", split["test"], hint)
+    if fleet is not None and "clients" in split:
+        hint = "which clients take part is for simulations; real ones leave a round by their own will"
+        raise ConfigError("data.split.clients", split["clients"], hint)
     if fleet is not None:
         dealt = dealt_by(split, fleet)
         return Dealt(pooled, dealt.census, None, test, {**config, "split": split}, dealt)
@@ -59,8 +63,8 @@ def deal(section: DataSection, fleet: Fleet | None = None) -> Dealt:
 
 
 def _split_arguments(section: SplitSection) -> Table:
-    """The section as arguments of :func:`fedax.data.split`."""
-    shares = section.model_dump()
+    """The section as arguments of :func:`fedax.data.split`, but for clients that are left out one by one."""
+    shares = section.model_dump(exclude_none=True) | {"train": section.train}
     if shares["train"] is None:
         shares["train"] = round(1 - shares["val"] - shares["test"], 12)
     return shares
@@ -70,8 +74,11 @@ def parts_of(
     data: fedax.FederatedData, test: HeldOut, section: SplitSection
 ) -> tuple[fedax.FederatedData, fedax.FederatedData | None, HeldOut]:
     """Split the clients' examples; ``test``: held-out examples that the data set has already, which are kept."""
-    shares = _split_arguments(section)
-    parts = within("data.split", lambda: fedax.data.split(data, **shares))
+    shares = arguments = _split_arguments(section)
+    if shares.get("clients") == EACH:
+        repetition, left_out = divmod(section.seed, data.num_clients)
+        arguments = shares | {"clients": [left_out], "seed": repetition}
+    parts = within("data.split", lambda: fedax.data.split(data, **arguments))
     for name in ("val", "test"):
         if shares[name] and getattr(parts, name) is None:
             hint = f"no client has enough examples for one, the largest {data.sizes.max()}; ask for a larger share"
@@ -158,6 +165,11 @@ def _in_clients(section: DataSection, federation: Component) -> tuple[None, feda
     return None, data, test, {"name": federation.name, **parameters, "weights": section.weights}
 
 
+def leaves_out_each(split: SplitSection | None) -> bool:
+    """Whether each run leaves out another client: number (data.split.seed + seed) mod N."""
+    return split is not None and split.clients == EACH
+
+
 def split_of_seed(split: SplitSection, seed: int) -> SplitSection:
     """The split for this training seed, where each seed has its own: data.split.seed + seed."""
     return split.model_copy(update={"seed": split.seed + seed})
@@ -166,6 +178,7 @@ def split_of_seed(split: SplitSection, seed: int) -> SplitSection:
 def of_seed(section: DataSection, seed: int) -> DataSection:
     """The section with the seeds of its clients and its split moved by a training seed."""
     drawn = section.name not in FEDERATIONS or "seed" in FEDERATIONS.get(section.name).arguments
+    drawn = drawn and not leaves_out_each(section.split)  # of the same clients
     update: Table = {"seed": section.seed + seed} if drawn else {}
     if section.split is not None:
         update["split"] = split_of_seed(section.split, seed)
@@ -201,16 +214,21 @@ def number_of_classes(pooled: Any, data: fedax.FederatedData | Census) -> int | 
         return None
     if data.transform is not None and data.transform.label is not None:
         return None if data.transform.classes is None else len(data.transform.classes)
-    labels = data.examples.get("y")
-    are_classes = labels is not None and labels.dtype.kind in "iub"
-    return int(labels.max()) + 1 if are_classes else None
+    labels = _labels(data)
+    return int(labels.max()) + 1 if labels is not None and labels.dtype.kind in "iub" else None
+
+
+def _labels(data: fedax.FederatedData) -> np.ndarray | None:
+    """The labels of all clients, also of those that take no part."""
+    found = [each.examples.get("y") for each in (data, *(data.unseen or ()))]
+    return None if found[0] is None else np.concatenate(found)
 
 
 def class_names(data: fedax.FederatedData | Census) -> list[str] | None:
     """The names of the classes of clients' examples; ``None`` where there are no classes, or nodes do not name them."""
     if data.transform is not None and data.transform.label is not None:
         return None if data.transform.classes is None else list(data.transform.classes)
-    labels = None if isinstance(data, Census) else data.examples.get("y")
+    labels = None if isinstance(data, Census) else _labels(data)
     if labels is None or labels.ndim != 1:
         return None
     values = np.unique(labels)

@@ -11,6 +11,7 @@ import jax
 
 import fedax
 from fedax.columns import PARTS, PERSONAL, TRAIN, better, measured_names
+from fedax.data.federated import Unseen
 from fedax.engine.checks import check_train_loss
 from fedax.engine.job import Job
 from fedax.engine.load import Shared
@@ -24,9 +25,11 @@ from fedax.experiments import own
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
 from fedax.experiments.config import codec
 from fedax.experiments.config.data import (
+    EACH,
     class_names,
     deal,
     dealt_by,
+    leaves_out_each,
     number_of_classes,
     of_seed,
     parts_of,
@@ -34,9 +37,11 @@ from fedax.experiments.config.data import (
     unsplit,
 )
 from fedax.experiments.config.sections import (
+    MOST_SEEDS,
     DataSection,
     ExperimentSection,
     MethodSection,
+    RunSection,
     SplitSection,
     Table,
     check,
@@ -283,9 +288,16 @@ def build_all(
     parts = [part for part, n in census.held.items() if n and not (part == "test" and test is not None)]
     withheld = {} if fleet is None else fleet.withheld(task.metrics, parts)
     task = codec.without_metrics(task, withheld)
-    if whole is not None and first.data.split and first.run.split_seeds is None and repeats(first, whole, task, fleet):
+    if leaves_out_each(first.data.split):
+        assert isinstance(data, fedax.FederatedData) and data.unseen is not None
+        numbers = one_by_one(first.run, data.num_clients + data.unseen.test.num_clients)
+        settings, seeds = [made.with_run(seeds=numbers, split_seeds=True) for made in settings], numbers
+    elif (
+        whole is not None and first.data.split and first.run.split_seeds is None and repeats(first, whole, task, fleet)
+    ):
         numbers = [*range(usual_seeds(repeated=True))] if first.run.seeds is None else settings[0].run["seeds"]
         settings = [made.with_run(seeds=numbers, split_seeds=True) for made in settings]
+        assert whole is not None
         if (seeds := settings[0].run["seeds"])[0]:
             data, val, test = parts_of(whole, test, split_of_seed(first.data.split, seeds[0]))
     elif first.run.seeds is None and first.data.split is not None and data_config["name"] in OWN_TABLES:
@@ -358,7 +370,8 @@ def columns(experiments: Sequence[Experiment]) -> list[str]:
 def _of_personal_models(experiment: Experiment) -> list[str]:
     """What of personal models is measured: on the training data, and on the clients' own held-out examples."""
     held = experiment.data.held if isinstance(experiment.data, Census) else {}
-    parts = {part for part in PARTS if isinstance(getattr(experiment, part), fedax.FederatedData) or held.get(part)}
+    given = {"val": experiment.val, "test": experiment.test, "unseen": getattr(experiment.data, "unseen", None)}
+    parts = {part for part, each in given.items() if isinstance(each, fedax.FederatedData | Unseen) or held.get(part)}
     names = ["loss", *(name for name, each in experiment.task.metrics.items() if not isinstance(each, HostMetric))]
     return [TRAIN[0], *(f"{part}_{name}" for part in PARTS if part in parts for name in names)]
 
@@ -371,6 +384,7 @@ def _measured(experiments: Sequence[Experiment]) -> list[str]:
         first.task.metrics,
         val=first.val is not None or "val" in at_nodes,
         test=first.test is not None or "test" in at_nodes,
+        unseen=isinstance(first.data, fedax.FederatedData) and first.data.unseen is not None,
         grad_norm="grad_norm" in first.task.run_metrics,
         objective=all("regularizer" in method for experiment in experiments for method in experiment.config["methods"]),
         density="density" in first.task.run_metrics,
@@ -440,6 +454,28 @@ def repeats(
     if not compares or whole is None or fleet is not None or config.sweep is not None:
         return False
     return are_small(whole.num_examples, count_parameters(task))
+
+
+def one_by_one(run: RunSection, clients: int) -> list[int]:
+    """The seeds of the runs that leave out one client each, if the user does not list them.
+
+    Raises:
+        ConfigError: too many; a number of seeds, or one split for all of them, is asked for.
+
+    Example:
+        >>> one_by_one(RunSection(rounds=5), clients=3)
+        [0, 1, 2]
+    """
+    if isinstance(run.seeds, list) and run.split_seeds is not False:
+        return seeds_of("run.seeds", run.seeds)
+    for name, given in (("seeds", run.seeds), ("split_seeds", None if run.split_seeds else run.split_seeds)):
+        if given is not None:
+            hint = 'with clients = "each" there is a run for each client, whose seed is its number; leave it out'
+            raise ConfigError(f"run.{name}", given, hint)
+    if clients > MOST_SEEDS:
+        hint = f"these are {clients} runs of each method, at most {MOST_SEEDS}: leave out a share, clients = 0.2"
+        raise ConfigError("data.split.clients", EACH, hint)
+    return [*range(clients)]
 
 
 def count_parameters(task: fedax.Task) -> int:

@@ -44,12 +44,16 @@ class Open(Section):
 
 
 class SplitSection(Section):
-    """The share of each client's examples that is held out: validation, to choose by, and test, to report."""
+    """The share of each client's examples that is held out: validation, to choose by, and test, to report.
+
+    ``clients``: which clients take no part, a share of all; or ``"each"``, another one in each run.
+    """
 
     train: pydantic.NonNegativeFloat | None = None  # default: what val and test leave
     val: pydantic.NonNegativeFloat = 0.0
     test: pydantic.NonNegativeFloat = 0.0
     stratify: bool | str = False
+    clients: float | Literal["each"] | None = None
     seed: Seed = 0
 
 

@@ -30,7 +30,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
         sizes: [N] examples of each client.
         parameters: how many the model has.
     """
-    config = varied(config)
+    config, left_out = varied(config), None
     data, run, participation = config["data"], config["run"], config["participation"]
     hidden = ("name", "clients", "seed", "weights")
     dealt = f"by {data['column']}" if "column" in data else None
@@ -42,6 +42,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
         defaults = FEDERATIONS.get(data["name"]).arguments
         data = {k: value for k, value in data.items() if k == "name" or value not in (defaults.get(k), [], {})}
     if "split" in data:
+        left_out = data["split"].get("clients")
         data = data | {"split": " / ".join(f"{data['split'][part]:g}" for part in ("train", "val", "test"))}
     dealt = dealt or _settings({k: v for k, v in data.items() if k not in hidden}, "partition", unnamed)
     cohort = (
@@ -70,6 +71,10 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     hidden_by = ""
     if private := config.get("privacy"):
         hidden_by = f"clip {in_words(private['clip'])}, noise {in_words(private['noise'])}, δ = {private['delta']:g}"
+    more = {"Uploads": uploads, "Privacy": hidden_by} | optional
+    if left_out is not None:
+        who = f"{100 * left_out:g} % of the clients" if left_out != "each" else "another client in each run"
+        more = {"Take no part": f"{who}, evaluated beside"} | more
     return {
         "Data": f"{where}, {thousands(sum(sizes))} training examples",
         "Partition": dealt + (", all clients weigh the same" if data["weights"] == "uniform" else ""),
@@ -77,7 +82,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
         "Task": f"{_settings(config['task'], 'name')}, {thousands(parameters)} parameters",
         "Local work": _settings(config["work"], "kind"),
         "Run": f"{run['rounds']} rounds, {batches}, {seeds}",
-    } | {name: text for name, text in ({"Uploads": uploads, "Privacy": hidden_by} | optional).items() if text}
+    } | {name: text for name, text in more.items() if text}
 
 
 def varied(config: dict[str, Any]) -> dict[str, Any]:
@@ -124,6 +129,8 @@ def over(config: dict[str, Any], seeds: int) -> str:
         >>> over({"data": {"partition": "iid"}, "run": {"split_seeds": True}}, 3), over({"run": {}}, 3)
         ('3 seeds that also redraw the split', '3 seeds of training')
     """
+    if config.get("data", {}).get("split", {}).get("clients") == "each":
+        return f"{seeds} runs, each without another client"
     if not config["run"].get("split_seeds"):
         return f"{seeds} seeds of training"
     return f"{seeds} seeds that also redraw the {'split' if 'partition' in config['data'] else 'data'}"

@@ -298,8 +298,9 @@ def _coverage(problem: ProblemResults) -> list[str]:
     data, part = config["data"], chance.part_of(problem.judge)
     if not problem.sure:
         hint = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
+        hint = "; judge by unseen_loss" if chance.leaves_out_each(data) else hint
         sentences.append(f"They do not cover the {'validation' if part == 'val' else part} examples{hint}.")
-    elif part is not None and "split" in data and chance.SPLIT not in covered:
+    elif part in ("val", "test") and "split" in data and chance.SPLIT not in covered:
         sentences.append("Another split may say otherwise: run.split_seeds = true covers that too.")
     elif data.get("partition", "column") != "column" and chance.DEALT not in covered:
         sentences.append("Clients that are dealt anew may say otherwise: run.split_seeds = true covers that too.")
