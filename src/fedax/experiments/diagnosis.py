@@ -14,6 +14,7 @@ from fedax.experiments import summary
 from fedax.experiments.config.experiment import Experiment, within_deadline
 from fedax.experiments.runs import MethodRun, Record, finite, said, slug, write_json
 from fedax.theory import diagnose
+from fedax.theory.advice import MOST
 
 DiagnosisTable = dict[str, Any]
 
@@ -148,7 +149,12 @@ def _reworded(text: str, method: str = "") -> str:
         'Run it with larger cohorts: noise keeps it above.'
         >>> _reworded("Take scaffold in place of FedAvg: its clients are unlike.", "FedAvg")
         'Next, try scaffold in place of FedAvg: its clients are unlike.'
+        >>> _reworded(f"First of all, train longer: that is {MOST} Keep FedAvg: noise costs it nothing.", "FedAvg")
+        'First of all, train longer: that is more than by anything else. Noise costs it nothing.'
     """
+    first, most, remedy = text.partition(f"{MOST} ")
+    if most:
+        return f"{first}{most}{_reworded(remedy, method)}"
     if text.startswith("Take "):
         return f"Next, try {text.removeprefix('Take ')}"
     before, rest = f"Keep {method}", text.removeprefix(f"Keep {method}")

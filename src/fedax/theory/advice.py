@@ -276,6 +276,7 @@ class Remedy(NamedTuple):
     then: str
 
 
+MOST = "more than by anything else."  # ends the sentence before the remedy, where longer training gains more
 AGAIN = "Think again when clients take more local steps, lr grows, or fewer clients take part in a round."
 
 
@@ -381,7 +382,7 @@ def _method(case: Case, take: str) -> Remedy:
 
 
 def verdict(case: Case) -> tuple[str, str]:
-    """Two sentences, what to do and what comes next; and the method to take instead of this one, if any."""
+    """What to do, the largest gain first, and what comes next; and the method to take instead of this one, if any."""
     f, x = case.f, case.last
     total = sum(case.costs.values())
     if not math.isfinite(total + f.gained):
@@ -392,7 +393,7 @@ def verdict(case: Case) -> tuple[str, str]:
     elif take != MOMENTUM and x.left > max(3 * total, case.least):
         momentum = f", with a larger lr, or with momentum ({_TRIED})" if case.view.plain and case.view.own_steps else ""
         ways = f"train longer{momentum or ' or with a larger lr'}"
-        then = f"First of all, {ways}: {case.of(x.left)} is still to be had so, more than by anything else."
+        return f"First of all, {ways}: {case.up_to(x.left)} is still to be had so, {MOST} {text}", take
     return f"{text} {then}".strip(), take
 
 
@@ -415,7 +416,7 @@ def _advice_without_corrections(case: Case) -> Remedy:
     if momentum and x.left > max(3 * total, case.least):
         text = (
             f"Take {MOMENTUM} in place of {name}, or train longer: what keeps {name} from the lowest loss is not that "
-            f"clients are unlike, nor noise, but that it is still on its way; {case.of(x.left)} is left, and momentum "
+            f"clients are unlike, nor noise, but that it is still on its way; {case.up_to(x.left)} is left, and momentum "
             f"goes faster ({_TRIED})."
         )
         then = "fedavg-m sends one model more to each client, momentum at the server nothing; tune lr together with it."
