@@ -42,6 +42,7 @@ KINDS = {  # kind of run -> a pattern in its configuration, and what stands ther
     "private": (r"alpha = 0\.5}", f'alpha = 0.5, weights = "uniform"}}\n{PRIVATE}'),
     "secure": ("seeds = 1", "seeds = 1, secure = {clip = 10.0}"),
     "paced": ("participation = .*", "pace = {concurrency = 3, buffer = 2, start = 'idle'}"),
+    "personal": ("scaffold", "ditto"),
 }
 LONG = 300.0  # seconds that a run may take
 WHAT = ("node", "worker", "link", "server")

@@ -283,6 +283,58 @@ def only(federation: Federation) -> Iterator[Callable[[str], None]]:
     federation.config.write_text(text)
 
 
+def test_personal_models_after_kills_and_at_their_sites(federation: Federation, only: Callable[[str], None]) -> None:
+    """The server and a node are killed: the same figures, bit for bit, and those of the simulation."""
+    folder, more = federation.folder, ["--set=data.split={train=0.8,val=0.2}", "--set=run.rounds=4"]
+    reference, out, plain = (folder / f"personal-{name}" for name in ("whole", "killed", "simulated"))
+    only("ditto")
+    result = run_cli("deploy", *federation.arguments(reference, *more))
+    assert result.exit_code == 0, result.output
+    command = federation.start_run(out, *more)
+    wait_for(lambda: len(rows_of(out)) >= 2 or command.poll() is not None)
+    command.kill()
+    assert federation.commands.pop("run").wait() == -signal.SIGKILL and len(rows_of(out)) < 5
+    federation.kill("n2")
+    federation.start_node("n2")
+    result = run_cli("deploy", *federation.arguments(out, *more, "--resume"))
+    assert result.exit_code == 0, result.output
+    assert same_rows(out, reference) and same_models(out, reference)
+    assert run_cli("run", str(federation.config), "--out", str(plain), *more).exit_code == 0
+    for one, other in zip(rows_of(out), rows_of(plain), strict=True):
+        for name in ("train_loss_personal", "val_loss_personal", "val_accuracy_personal", "turn_age", "newcomers"):
+            np.testing.assert_allclose(np.float64(one[name]), np.float64(other[name]), 1e-5, err_msg=name)
+
+    new = folder / "new.npy"
+    np.save(new, np.random.default_rng(0).integers(0, 16, (5, 8, 8, 1)).astype(np.uint8))
+
+    def predict(place: Path, *client: str) -> Any:
+        table = folder / f"predicted-{place.name}.csv"
+        return run_cli("predict", str(place), str(new), "--out", str(table), *client), table
+
+    result, _ = predict(out, "--client=3")
+    assert result.exit_code == 2 and "client = '3'" in result.stderr and "at its site" in result.stderr
+    result, _ = predict(folder / "n2.state", "--client=3")  # both runs have left one
+    files = sorted((folder / "n2.state" / "site" / "models").glob("*/3.safetensors"))
+    assert result.exit_code == 2 and len(files) == 2 and all(str(file) in result.stderr for file in files)
+    assert len({*(_arrays(file) for file in files)}) == 1
+    tables = []
+    for place, *client in (
+        (files[0],),
+        (files[0].parent, "--client=3"),
+        (plain, "--client=3"),
+    ):
+        result, table = predict(place, *client)
+        assert result.exit_code == 0, result.output
+        tables.append(np.genfromtxt(table, delimiter=",", skip_header=1))
+    np.testing.assert_array_equal(tables[0], tables[1])
+    np.testing.assert_allclose(tables[0], tables[2], 1e-4, 1e-5)
+
+
+def _arrays(file: Path) -> bytes:
+    content = file.read_bytes()
+    return content[8 + int.from_bytes(content[:8], "little") :]  # the head names the run
+
+
 SLOW = 5  # seconds; a program may have to be compiled in them
 FULL = ["--set=participation={kind='full'}", "--set=work={kind='steps', steps=3}", "--set=run.rounds=1"]
 

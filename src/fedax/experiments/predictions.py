@@ -47,7 +47,7 @@ def model_of_client(folder: Path, client: str) -> Path:
     """
     if not folder.is_dir():
         raise ConfigError("model", str(folder), "with --client give a run folder, or at a site the folder of its node")
-    files = [path for path in sorted(folder.rglob("*/*.safetensors")) if path.parent.parent.name == "models"]
+    files = [path for path in sorted(folder.rglob("*.safetensors")) if path.absolute().parent.parent.name == "models"]
     found = [path for path in files if path.name == client_file(client)]
     if len(found) > 1:
         hint = "it has several models here: give one of these files in place of the folder, without --client: "
