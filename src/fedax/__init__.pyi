@@ -64,6 +64,7 @@ from .errors import (
     TrackingWarning,
 )
 from .experiments.comparison import Comparison, compare, load
+from .experiments.helped import Baselines, baselines
 from .experiments.tables import read
 from .federation.clock import Clock, Exponential, HalfNormal, Lognormal, UniformBetween
 from .federation.pace import Async
@@ -110,6 +111,7 @@ __all__ = [
     "Arrivals",
     "Async",
     "BadClientWarning",
+    "Baselines",
     "Box",
     "Cast",
     "Change",
@@ -207,6 +209,7 @@ __all__ = [
     "Work",
     "arrivals",
     "available",
+    "baselines",
     "check",
     "cite",
     "compare",
