@@ -95,6 +95,8 @@ from .errors import TrackingWarning as TrackingWarning
 from .experiments.comparison import Comparison as Comparison
 from .experiments.comparison import compare as compare
 from .experiments.comparison import load as load
+from .experiments.helped import Baselines as Baselines
+from .experiments.helped import baselines as baselines
 from .experiments.tables import read as read
 from .federation.clock import Clock as Clock
 from .federation.clock import Exponential as Exponential

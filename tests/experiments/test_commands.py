@@ -48,6 +48,7 @@ COMMANDS = {
     "predict": (["model", "north.csv", "--out", "new.csv"], True),
     "export": (["model", "--to", "numpy", "--out", "new"], True),
     "diagnose": (["ran"], True),
+    "fine-tune": (["--help"], False),
     "check": (["--help"], False),
     "list": ([], False),
     "report": (["ran"], True),

@@ -65,6 +65,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "study": train.study,
     "predict": read.predict,
     "export": read.export,
+    "fine-tune": read.fine_tune,
     "diagnose": read.diagnose,
     "check": lookup.check,
     "list": lookup.list_,

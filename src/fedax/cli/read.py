@@ -1,4 +1,4 @@
-"""The commands that read what was trained: ``predict``, ``diagnose``, ``report``."""
+"""The commands that read what was trained: ``predict``, ``fine-tune``, ``diagnose``, ``report``."""
 
 import enum
 import pathlib
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedax.cli.console import echo, open_console
+from fedax.cli.console import echo, open_console, print_table
 from fedax.cli.running import AllowCode, Out, Set, carry_out, read_config
 from fedax.cli.show import show_diagnosis, show_report
 
@@ -184,6 +184,78 @@ def diagnose(
     except OSError as error:
         raise ConfigError("source", source, f"its report cannot be written ({error.strerror})") from error
     show_diagnosis(console, record)
+    show_report(console, record)
+
+
+def fine_tune(
+    run: Annotated[pathlib.Path, typer.Argument(help="A run folder of a simulation.", show_default=False)],
+    method: Annotated[
+        str | None, typer.Option(help="Which method's model.", show_default="the one that the verdict takes")
+    ] = None,
+    lr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATES", help="Learning rates to try: 0.01,0.1.", show_default="the method's × 0.1, 1, 10"
+        ),
+    ] = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Fine-tune a run's shared model at each client, and say whom the run helps and whom it hurts.
+
+    Nothing of the run is trained again. Each client goes on from the shared model
+    by gradient descent on its own training rows; and beside it trains alone, from
+    the initial model. Rates and numbers of passes are chosen on validation rows, one
+    choice for all clients, with at most the run's gradients. Then the method's own
+    models, where it has such, or its shared model, are compared with both at each
+    client: a client is worse off only where the 95 % interval of its own test rows
+    says so; how many would be by chance stands beside.
+
+    \b
+    It writes RUN/fine-tuned/METHOD.csv, a row for each client, RUN/fine-tuned.json,
+    and the report.
+
+    \b
+    Examples:
+      fedax fine-tune runs/hospitals-1
+      fedax fine-tune runs/hospitals-1 --method ditto --lr 0.01,0.1
+    """
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedax.errors import ConfigError, unknown
+    from fedax.experiments import build, helped, read, summary, write_report
+    from fedax.experiments.own import configured
+    from fedax.numbers import check_number
+
+    record = read(run)
+    if "sweep" in record.config:
+        raise ConfigError("run", str(run), "it is a sweep, of many points a method; run its best.toml, and take that")
+    (problem,) = summary.problems([record])
+    label = (problem.chosen or problem.best or problem.methods[0]).label if method is None else method
+    if label not in record.labels:
+        raise unknown("method", label, record.labels)
+    rates = None
+    if lr is not None:
+        try:
+            rates = [check_number("lr", float(each), 0, open_low=True, fixed=True) for each in lr.split(",")]
+        except ValueError:
+            raise ConfigError("lr", lr, "give numbers, such as 0.01,0.1") from None
+    experiment = build(record.config, allow_code=configured(allow_code, run))
+    console = open_console()
+    with console.status(f"fine-tuning {label}"):
+        found = helped.fine_tune(experiment, record, label, rates)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    heads, rows = found.summary()
+    for k, head in enumerate(heads):
+        table.add_column(head, justify="right" if k else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    print_table(console, table)
+    for sentence in found.sentences():
+        console.print(escape(sentence), highlight=False)
+    write_report([record], record.folder / "report.html")
+    echo(f"A row for each client: {helped.table_path(record.folder, label)}")
     show_report(console, record)
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from fedax.data import FEDERATIONS
 
 MANY_CLIENTS = 20  # from so many clients on, they are treated as a sample of clients
-_ROUNDING = 1e-6  # relative; float32 values that differ by less count as equal
+ROUNDING = 1e-6  # relative; float32 values that differ by less count as equal
 
 SEEDS, SPLIT, DEALT, DRAWN = "the seeds of training", "the split", "how the data are dealt", "other data of this kind"
 EXAMPLES, VALIDATION, CLIENTS = "the test examples", "the validation examples", "the clients"
@@ -106,7 +106,7 @@ def gap_of(
         0.0545
     """
     gaps, number = other - one, len(one)
-    small = _ROUNDING * max(np.abs(one).max(), np.abs(other).max())
+    small = ROUNDING * max(np.abs(one).max(), np.abs(other).max())
     same = bool(np.abs(gaps).max() <= small)
     mean = 0.0 if same else float(gaps.mean())
     if np.ptp(gaps) > small:

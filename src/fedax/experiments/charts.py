@@ -164,6 +164,45 @@ def spread(column: str, spreads: Sequence[clients.Spread], labels: Sequence[str]
     return Chart(f"{about.label} of each client", Scale(about.label, about.unit), Scale(words=words), drawn, note)
 
 
+_SIDES = {0: "not told from chance", 1: "better off", -1: "worse off"}
+
+
+def before_after(
+    column: str,
+    names: Sequence[str],
+    before: tuple[str, np.ndarray],
+    after: tuple[str, np.ndarray],
+    sides: np.ndarray | None = None,
+) -> Chart:
+    """A figure of each client with one model against that with another, a dot for each client.
+
+    Args:
+        column: of the figure.
+        names: [N] of the clients.
+        before, after: what the models are called, and their figures [N].
+        sides: [N] 1 of clients that are better off after, −1 of those that are worse, 0 else; ``None``: not known.
+    """
+    about, (x, y) = describe(column), (before[1], after[1])
+    there = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    if len(there) > _SPOTS:  # those that are drawn go from the least to the most that changed
+        there = there[np.argsort((y - x)[there], kind="stable")]
+        there = there[np.linspace(0, len(there) - 1, _SPOTS).round().astype(int)]
+    both = np.concatenate([x[there], y[there]])
+    ends = np.array([both.min(), both.max()]) if there.size else np.arange(2.0)
+    drawn = [Series("", ends, ends[None], kind="rule", k=-1)]
+    kinds = {"": there} if sides is None else {word: there[sides[there] == side] for side, word in _SIDES.items()}
+    for k, (word, some) in enumerate(kinds.items()):
+        if some.size:
+            texts = [f"{names[i]}\n{before[0]} {show(column, x[i])}, {after[0]} {show(column, y[i])}" for i in some]
+            drawn.append(Series(word, x[some], y[some][None], kind="dots", k=k, texts=texts))
+    better_where = "above" if about.better == "higher" else "below"
+    note = f"Clients {better_where} the line do better with: {after[0]}."
+    if len(there) < len(names):
+        note += f" {len(there)} of {len(names)} clients are drawn."
+    title = f"{about.label} of each client: {after[0]} against {before[0]}"
+    return Chart(title, Scale(cut(before[0], 50), about.unit), Scale(cut(after[0], 30), about.unit), drawn, note)
+
+
 def of_clients(about: dict[str, Any]) -> dict[str, Chart]:
     """Pictures of the clients, the largest first: ``sizes``, and if known ``counts`` of classes and ``steps``.
 

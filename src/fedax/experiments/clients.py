@@ -22,13 +22,13 @@ import jax
 import numpy as np
 
 import fedax
-from fedax.columns import better, describe, show
+from fedax.columns import PERSONAL, better, describe, show
 from fedax.engine.devices import in_precision
 from fedax.engine.load import Shared, start
 from fedax.engine.make import make_job
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
-from fedax.experiments.alone import LOCAL_ONLY, LocalOnly, lengths, measure, trained
+from fedax.experiments.alone import LOCAL_ONLY, LocalOnly, Measured, lengths, measure, trained
 from fedax.experiments.chance import Gap, gap_of, variance_of_mean
 from fedax.experiments.config.experiment import Experiment
 from fedax.experiments.runs import Record, at_end, model_path, rows_of, said
@@ -162,16 +162,17 @@ def _damage(path: Path) -> str | None:
         was = at_end(path.parents[1]).get("tables", {}).get(f"{path.parent.name}/{path.name}")
     except DataError as error:
         return str(error)
-    return None if was in (None, _digest(path)) else f"{path}: edited or moved (its digest is another)"
+    return None if was in (None, digest(path)) else f"{path}: edited or moved (its digest is another)"
 
 
 def digests(folder: Path) -> dict[str, str]:
     """The digests of all tables in a run folder, by their paths there."""
     paths = sorted(path for place in ("clients", "baselines") for path in (folder / place).glob("*.csv"))
-    return {path.relative_to(folder).as_posix(): _digest(path) for path in paths}
+    return {path.relative_to(folder).as_posix(): digest(path) for path in paths}
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """The digest of a table."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -186,6 +187,7 @@ def add_table(
     params: Any,
     test: Any,
     arrivals: np.ndarray | None = None,
+    personal: Measured | None = None,
 ) -> None:
     """Write the table of a finished run.
 
@@ -194,11 +196,16 @@ def add_table(
         params: its model.
         test: the test examples by client, or ``None`` if they are at nodes.
         arrivals: [N] as of :attr:`fedax.engine.history.Run.arrivals`.
+        personal: how the clients' own models do, where the method has them.
     """
     if test is None:
         _add_table_of_nodes(experiment, folder, label, seed, params)
         return
     table = _evaluated(experiment, params, test)
+    if personal is not None:
+        there = np.flatnonzero(personal.sizes["test"])
+        own = {name: each[there] for name, each in personal.figures.items() if name.startswith("test_")}
+        table.values.update({f"{name.removeprefix('test_')}{PERSONAL}": each for name, each in own.items()})
     write_table(table_path(folder, label, seed), table._replace(arrivals=arrivals))
 
 
@@ -253,8 +260,8 @@ def left_out(folder: Path) -> list[str]:
     return [str(sentence) for sentence in sentences] if isinstance(sentences, list) else []
 
 
-def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
-    """Write the table of a finished run anew if it is missing or damaged."""
+def mend(experiment: Experiment, folder: Path, label: str, seed: int, personal: Measured | None) -> None:
+    """Write the table of a finished run anew if it is missing or damaged; ``personal`` as of :func:`add_table`."""
     path = table_path(folder, label, seed)
     problem = _damage(path) if path.exists() else None
     if problem is not None:
@@ -264,7 +271,8 @@ def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
         params = read_model(model, experiment.task.entire.form(), said(folder, model))
         if finite_model(params):
             data, _, test = experiment.split(seed)
-            add_table(experiment, folder, label, seed, params, test, _arrivals(experiment, folder, label, seed, data))
+            arrivals = _arrivals(experiment, folder, label, seed, data)
+            add_table(experiment, folder, label, seed, params, test, arrivals, personal)
 
 
 def _arrivals(experiment: Experiment, folder: Path, label: str, seed: int, data: Any) -> np.ndarray | None:

@@ -30,7 +30,7 @@ from fedax.engine.private import outlook
 from fedax.engine.saved import read_model, renamed
 from fedax.engine.sweep import discard_sweep, was_begun
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
-from fedax.experiments import classes, clients, cluster, examples, own, summary, toml, tracked
+from fedax.experiments import classes, clients, cluster, examples, helped, own, summary, toml, tracked
 from fedax.experiments.config.experiment import (
     Experiment,
     build,
@@ -161,7 +161,7 @@ def execute(
         examples.mend(experiment, folder, label, seed)
         classes.mend(experiment, folder, label, seed)
         if measured_by_client(experiment):
-            clients.mend(experiment, folder, label, seed)
+            clients.mend(experiment, folder, label, seed, helped.kept(folder, label, seed))
     if measured_by_client(experiment) and config["run"].get("baselines"):
         clients.add_baselines(experiment, folder)
     return finish(folder, running.compiled, drawn)
@@ -282,7 +282,7 @@ class _Execution:
         """Write what a run leaves: its models, its examples, and the figures of classes and clients."""
         experiment, folder = self.experiment, self.folder
         path, best = (model_path(folder, label, seed, best) for best in (False, True))
-        _, val, test = self._data[seed]
+        data, val, test = self._data[seed]
         if run.best is not None:
             found = classes.decided(experiment, run.best.params, val, test)
             save_run(run, best, True, said(folder, best), classes.threshold_of(found))
@@ -290,8 +290,9 @@ class _Execution:
         classes.write(experiment, folder, label, seed, found)
         save_personal(run, path.with_suffix(""), lambda own: said(folder, own))
         save_run(run, path, of=said(folder, path), threshold=classes.threshold_of(found))
+        personal = helped.keep(experiment, folder, label, seed, run, (data, val, test))
         if measured_by_client(experiment) and clients.finite_model(run.params):
-            clients.add_table(experiment, folder, label, seed, run.params, test, run.arrivals)
+            clients.add_table(experiment, folder, label, seed, run.params, test, run.arrivals, personal)
         examples.add(experiment, folder, label, seed, run.params)
 
     def at_nodes(self, batches: Sequence[Sequence[tuple[str, int]]]) -> None:

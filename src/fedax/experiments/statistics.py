@@ -12,15 +12,16 @@ stands beside it, for a mean over a few lucky seeds flatters a method.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from fedax.columns import better, heard_enough
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import summary
-from fedax.experiments.chance import Gap
+from fedax.experiments.chance import ROUNDING, Gap
 from fedax.experiments.summary import Method, ProblemResults
 from fedax.figures import along
 from fedax.numbers import check_number
@@ -93,6 +94,56 @@ def interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float
         return math.nan, math.nan
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Gap(mean, error, len(values) - 1).interval(confidence)
+
+
+class Paired(NamedTuple):
+    """The difference of two models at each client, [N].
+
+    Attributes:
+        mean: over the client's rows.
+        low, high: the ends of its confidence interval; not-a-number where rows do not tell it.
+    """
+
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def paired(
+    one: Sequence[np.ndarray], other: Sequence[np.ndarray], sizes: Sequence[np.ndarray], confidence: float = 0.95
+) -> Paired:
+    """The difference of two models at each client, ``other`` less ``one``, by the paired t-test over the client's rows.
+
+    Of several seeds the rows of all make the mean and the deviation, but count as those of one seed: seeds share rows.
+
+    Args:
+        one, other: of each seed [n] a figure at each row, client after client.
+        sizes: of each seed [N] how many rows each client has there.
+        confidence: of the interval of each client alone, in (0, 1).
+
+    Returns:
+        Without an interval where a client has one row, or the same difference, not 0, at all: that shows no chance.
+
+    Example:
+        >>> found = paired([np.zeros(5)], [np.array([1.0, 2.0, 3.0, 4.0, 4.0])], [np.array([3, 2])])
+        >>> found.mean.tolist(), found.low.round(3).tolist()
+        ([2.0, 4.0], [-0.484, nan])
+    """
+    from scipy import special
+
+    clients, seeds = len(sizes[0]), len(sizes)
+    owner = np.concatenate([np.repeat(np.arange(clients), each) for each in sizes])
+    a, b = np.concatenate(one), np.concatenate(other)
+    gap = np.where(np.abs(b - a) > ROUNDING * np.maximum(np.abs(a), np.abs(b)), b - a, 0.0)
+    number = np.bincount(owner, minlength=clients)
+    with np.errstate(all="ignore"):
+        mean = np.bincount(owner, gap, clients) / number
+        variance = np.bincount(owner, (gap - mean[owner]) ** 2, clients) / (number - 1)
+        rows = number / seeds
+        told = (rows >= 2) & ((variance > (ROUNDING * mean) ** 2) | (mean == 0))
+        half = special.stdtrit(np.where(told, rows - 1, 1), (1 + confidence) / 2) * np.sqrt(variance / rows)
+    half = np.where(told, half, np.nan)
+    return Paired(mean, mean - half, mean + half)
 
 
 def difference(problem: ProblemResults, m: Method, confidence: float = 0.95) -> Difference:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 import fedax
-from fedax.columns import TIME, describe, show, show_parts
-from fedax.errors import UNSEEN
-from fedax.experiments import charts, classes, clients, diagnosis, noted, own, summary, sweeps, tables, toml
+from fedax.columns import PERSONAL, TIME, describe, show, show_parts
+from fedax.errors import UNSEEN, DataError
+from fedax.experiments import charts, classes, clients, diagnosis, helped, noted, own, summary, sweeps, tables, toml
 from fedax.experiments.config.sections import PYTHON
 from fedax.experiments.report import pictures, privacy
 from fedax.experiments.runs import Path, Record, lost
@@ -505,6 +505,34 @@ def _spreads(record: Record, judge: str | None) -> list[tuple[str, list[clients.
     return spreads
 
 
+def _helped(record: Record) -> str:
+    """Whom a run helps: what ``fedax fine-tune`` found; and personal models against the shared one."""
+    text = ""
+    try:
+        found = helped.found_in(record)
+    except DataError as error:
+        return f'<p class="note">{html.escape(str(error))}</p>'
+    for about, table in found:
+        column, kinds = f"test_{about['figure']}", about["kinds"]
+        text += f'<h3 class="gap">Does {html.escape(about["label"])} help each client?</h3>'
+        text += table_of_texts(about["heads"], about["rows"]) + _list(about["sentences"])
+        own = kinds[helped.OWN], table.values[about["figure"]]
+        for kind in (helped.LOCAL_ONLY, helped.TUNED):
+            other = kinds[kind], table.values[helped.named(about["figure"], kind)]
+            text += pictures.row(
+                [charts.before_after(column, table.names, other, own, helped.sides(about, table, kind))]
+            )
+    for label in record.labels:
+        tables = clients.tables(record, label)
+        both = [summary.over_clients(record, label, figure) for figure in ("loss", f"loss{PERSONAL}")]
+        if tables and f"loss{PERSONAL}" in tables[0].values and all(each is not None for each in both):
+            shared, own_models = (each for each in both if each is not None)
+            before, after = (f"{label}, shared model", shared.values), (f"{label}, own model", own_models.values)
+            text += pictures.row([charts.before_after("test_loss", shared.names, before, after)])
+    private = record.config.get("privacy") is not None
+    return text + f'<p class="note">{html.escape(helped.NOT_COVERED)}</p>' * (private and bool(text) and not found)
+
+
 def _by_client(record: Record, judge: str | None) -> str:
     """The figures of each client, for the methods and the baselines."""
     text, labels = "", [method["label"] for method in record.config["methods"]]
@@ -577,7 +605,7 @@ def _clients(record: Record, judge: str | None) -> str:
         unlike = f"; the busiest client does {ratio:.3g} times the work of the idlest" if ratio > 1 else ""
         note += f"They take {low} to {high} local steps in a round that they take part in{unlike}."
     drawn = "".join(pictures.row([chart]) for chart in charts.of_clients(about_clients).values())
-    return f'<p class="note">{note}</p>{_by_client(record, judge)}{drawn}'
+    return f'<p class="note">{note}</p>{_helped(record)}{_by_client(record, judge)}{drawn}'
 
 
 def _configuration(record: Record, several: bool) -> str:

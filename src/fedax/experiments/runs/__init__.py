@@ -15,6 +15,7 @@
 | arrivals/ | at nodes, if the server does not wait: all answers and when they came, ``<label>-seed<k>.csv`` |
 | summary.json | status and final figures of every method |
 | diagnosis.json | after ``fedax diagnose``: the measurements of :mod:`fedax.experiments.diagnosis` |
+| fine-tuned.json, fine-tuned/ | after ``fedax fine-tune``: its verdict, and a table of clients for each method |
 | sweep.json | of a sweep: the figures of every point |
 | plots/, report.html | the pictures |
 | public.html | of private runs, if asked for: what may be published |
@@ -29,9 +30,11 @@ What is read back says what it is and of which run, under a digest (:func:`fedax
 examples, and all JSON. about.json holds the digest of config.toml, and summary.json those of the tables of clients.
 """
 
-from fedax.experiments.runs.files import SEAL, AnyTable, read_json, run_of, said, unsealed
+from fedax.experiments.runs.files import SEAL, AnyTable, FineTuned, read_json, run_of, said, unsealed
 from fedax.experiments.runs.folder import (
     ARRIVALS,
+    FINE_TUNED,
+    FINE_TUNED_FILE,
     FOLDERS,
     KEY,
     LOCK,
@@ -55,8 +58,42 @@ from fedax.experiments.runs.record import MethodRun, Path, Record, Trial
 from fedax.files import slug
 
 __all__ = [
-    "ARRIVALS", "FOLDERS", "KEY", "LOCK", "SEAL", "TRACEBACK", "AnyTable", "MethodRun", "Path", "Record", "Trial",
-    "append_lines", "append_metrics", "at_end", "begun", "begun_folder", "few", "finite", "keep_rows", "locked", "lost",
-    "missing_rounds", "model_path", "new_folder", "order_rows", "read", "read_json", "refuse_links",
-    "remove_unfinished", "rows_of", "run_of", "said", "slug", "unsealed", "write_json",
+    "ARRIVALS",
+    "FINE_TUNED",
+    "FINE_TUNED_FILE",
+    "FOLDERS",
+    "KEY",
+    "LOCK",
+    "SEAL",
+    "TRACEBACK",
+    "AnyTable",
+    "FineTuned",
+    "MethodRun",
+    "Path",
+    "Record",
+    "Trial",
+    "append_lines",
+    "append_metrics",
+    "at_end",
+    "begun",
+    "begun_folder",
+    "few",
+    "finite",
+    "keep_rows",
+    "locked",
+    "lost",
+    "missing_rounds",
+    "model_path",
+    "new_folder",
+    "order_rows",
+    "read",
+    "read_json",
+    "refuse_links",
+    "remove_unfinished",
+    "rows_of",
+    "run_of",
+    "said",
+    "slug",
+    "unsealed",
+    "write_json",
 ]  # fmt: skip

@@ -245,6 +245,20 @@ class Diagnoses(_StrictModel):
     methods: list[_Diagnosis]
 
 
+class _FineTunedMethod(_StrictModel):
+    label: str
+    figure: str
+    kinds: dict[str, str]
+    heads: list[str]
+    rows: list[list[str]]
+    sentences: list[str]
+    table: str  # the digest of it
+
+
+class FineTuned(_StrictModel):
+    methods: list[_FineTunedMethod]
+
+
 class RunSummary(_StrictModel):
     rows: WholeNumber | None = None  # of metrics.jsonl
     tables: dict[str, str] = {}  # file -> its digest

@@ -25,6 +25,7 @@ LOCK = ".lock"
 KEY = secret.FILE
 TRACEBACK = "traceback-"  # the prefix of files that unexpected errors leave
 ARRIVALS = "arrivals"  # the folder of the traces of runs at nodes whose server does not wait
+FINE_TUNED, FINE_TUNED_FILE = "fine-tuned", "fine-tuned.json"  # what fedax fine-tune writes: tables, and the verdict
 FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines", "examples", "classes")
 
 
@@ -93,10 +94,12 @@ def refuse_links(folder: Path) -> None:
     Raises:
         ConfigError: the first such link.
     """
-    files = ("config.toml", "about.json", "metrics.jsonl", "summary.json", "diagnosis.json", LOCK, KEY)
-    places = [folder / name for name in (*files, "report.html", "public.html", *FOLDERS, ARRIVALS, own.FOLDER)]
+    files = ("config.toml", "about.json", "metrics.jsonl", "summary.json", "diagnosis.json", FINE_TUNED_FILE, LOCK, KEY)
+    places = [
+        folder / name for name in (*files, "report.html", "public.html", *FOLDERS, ARRIVALS, FINE_TUNED, own.FOLDER)
+    ]
     if not any(path.is_symlink() for path in places):
-        for name in (*FOLDERS, ARRIVALS, own.FOLDER):
+        for name in (*FOLDERS, ARRIVALS, FINE_TUNED, own.FOLDER):
             for above, folders, inside in os.walk(folder / name):
                 places += [Path(above) / name_in_folder for name_in_folder in (*folders, *inside)]
     for path in places:

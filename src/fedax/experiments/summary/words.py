@@ -183,7 +183,8 @@ def recommendation(problem: ProblemResults) -> str:
             helps = "one model on all rows in one place does better than either"
             return f"Give it more rounds (run.rounds={rounds}), or train alone: {helps}."
         return (
-            "Train alone: these data ask for a model for each client. Or do clients mean different things by a label?"
+            "Train alone, or take personal models (--methods ditto,mr-mtl): these data ask for a model for each "
+            "client. Or do clients mean different things by a label?"
         )
     if chosen is None:
         lost = all(m.status in (*GONE, "failed") for m in problem.methods)

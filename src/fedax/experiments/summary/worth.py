@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedax.columns import better
+from fedax.columns import PERSONAL, better
 from fedax.experiments import chance, clients, examples
 from fedax.experiments.chance import Gap, gap_of
 from fedax.experiments.runs import Record
@@ -89,11 +89,14 @@ def _versus(
     methods: int,
 ) -> Versus | None:
     figure = judge.removeprefix("test_")
-    if any(figure not in table.values for pair in pairs for table in pair) or better(f"test_{figure}") is None:
-        figure = "loss"
+    base = figure.removesuffix(PERSONAL)  # a baseline has one model a client
+    known = all(figure in pair[0].values and base in pair[1].values for pair in pairs)
+    if not known or better(f"test_{figure}") is None:
+        figure = base = "loss"
     column, config = f"test_{figure}", record.config
     names = [name for name in pairs[0][0].names if all(name in table.names for pair in pairs for table in pair)]
-    ours, theirs = (np.array([_ordered(pair[k], names, pair[k].values[figure]) for pair in pairs]) for k in (0, 1))
+    ours = np.array([_ordered(pair[0], names, pair[0].values[figure]) for pair in pairs])
+    theirs = np.array([_ordered(pair[1], names, pair[1].values[base]) for pair in pairs])
     sizes = np.array([_ordered(pair[0], names, pair[0].sizes) for pair in pairs])
     both = np.isfinite(ours) & np.isfinite(theirs)
     if not both.any(1).all():
@@ -124,7 +127,10 @@ def _ordered(table: clients.ClientTable, names: list[str], values: np.ndarray) -
 
 def over_clients(record: Record, label: str, figure: str) -> clients.Spread | None:
     """How a figure is spread over the clients of a method or a baseline; ``None``: there are no tables of it."""
-    column, tables = f"test_{figure}", clients.tables(record, label)
+    tables = clients.tables(record, label)
+    if not any(figure in table.values for table in tables):  # of a method without personal models: its shared one
+        figure = figure.removesuffix(PERSONAL)
+    column = f"test_{figure}"
     return clients.spread_of(
         label, tables, figure, better(column) or "lower", chance.overlap(record.config, column),
         None if not tables else _examples(record, label, column, tables[0]),
