@@ -3,6 +3,7 @@
 import doctest
 import functools
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -102,3 +103,20 @@ def test_methods_of_outputs_are_their_papers(written, name, settings, loss):
         x, last = data.weights @ np.stack(models), models
     found = np.concatenate([np.ravel(run.params["w"]), np.ravel(run.params["b"])])
     np.testing.assert_allclose(found, x, atol=1e-8)
+
+
+def test_an_oracle_names_what_the_page_has():
+    page = PAGE.read_text(encoding="utf-8")
+    table = page.partition("| `oracle.` |")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    of_page = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+
+    class Wrong(papers.FedSAM):
+        def client(self, x, memory, oracle):
+            assert all(hasattr(oracle, name) for name in of_page)
+            return oracle.gradient(x), memory
+
+    with pytest.raises(fedax.errors.CodeError) as caught:
+        fedax.simulate(Wrong(), fedax.tasks.quadratic(2), fedax.data.quadratics(2, 2), rounds=1)
+    assert "did you mean 'grad'" in str(caught.value)
+    assert {*re.findall(r"\w+", str(caught.value).partition("There are: ")[2].partition(";")[0])} == of_page

@@ -12,12 +12,14 @@ import jax.numpy as jnp
 from fedax.contract.indices import independent, shuffled
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector, spelled, zeros_like
-from fedax.errors import CodeError, ConfigError, call, place_of
+from fedax.errors import CodeError, ConfigError, call, place_of, unknown
 from fedax.tasks.task import Task
 
 Loss = Callable[[Array, Tree], Array]  # of the outputs and examples of a batch, one number an example
 
 _OF_GRADIENTS = 5  # the fields of OracleCalls that are of gradients and loops
+_FOR_METHODS = ("batch", "client", "cond", "full_grad", "full_loss", "grad", "grad_batches", "key", "loss",
+                "num_clients", "outputs", "round", "round_key", "steps", "t", "value_and_grad")  # fmt: skip
 _BLOCK = 256  # rows that a full gradient takes at a time
 _AUGMENT = 0x61756701  # of the keys for augmentation, which are others than those for dropout
 
@@ -78,9 +80,7 @@ class Oracle:
         return self._start + k
 
     def __getattr__(self, name: str) -> Unknown:
-        there = [each for each in dir(type(self)) if not each.startswith("_")] + ["steps", "round", "key", "round_key"]
-        listed = ", ".join(sorted({*there, "client", "num_clients"}))
-        raise AttributeError(f"an oracle has no {name!r}; it has: {listed}", name=name, obj=self)
+        raise AttributeError(f"an oracle has no {name!r}; {unknown('oracle', name, _FOR_METHODS).hint}")
 
     def grad(self, y: Vector, k: Number = 0, loss: Loss | None = None) -> Vector:
         """∇ of the mean loss over this client's k-th minibatch of the exchange, k = 0, 1, ….
