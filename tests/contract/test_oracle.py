@@ -292,5 +292,5 @@ def test_what_the_oracle_cannot_give_is_an_error_that_says_what_there_is():
         oracle_answers(lambda x, oracle: oracle.outputs(x), (1, 1), TASK, DATA)
     with pytest.raises(fedax.ConfigError, match=r"loss returned .*one number an example"):
         oracle_answers(lambda x, o: o.loss(x, 0, lambda out, batch: out), (), ANSWERING, DATA, batch_size=4)
-    with pytest.raises(fedax.ConfigError, match=r"no 'gradient'; it has: .*full_grad, full_loss, grad,"):
+    with pytest.raises(fedax.ConfigError, match=r"no 'gradient'; did you mean 'grad'.*full_grad, full_loss, grad,"):
         oracle_answers(lambda x, oracle: oracle.gradient(x), (), TASK, DATA)

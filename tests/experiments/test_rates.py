@@ -40,6 +40,16 @@ def test_the_rate_with_the_best_validation_loss_is_taken(costs, lr, best):
     assert experiment.tuned["fednova"] == {"tried": pytest.approx([lr / 10, lr, 10 * lr]), "lr": best}
 
 
+def test_the_value_of_a_schedule_is_chosen_likewise(costs):
+    cosine = {"kind": "cosine", "value": 5.0, "rounds": 10}
+    given = config(costs, 0.5)
+    given["methods"][1] |= {"lr": cosine, "label": "cosine"}
+    experiment = rates.chosen(build(given))
+    assert [row["lr"] for row in experiment.config["methods"]] == [0.5, cosine | {"value": 0.5}]
+    assert repr(build(experiment.config).methods) == repr(experiment.methods)
+    assert experiment.tuned["cosine"] == {"tried": [0.5, 5.0, 50.0], "lr": 0.5}
+
+
 def test_a_rate_at_which_one_seed_fails_is_not_taken(costs, monkeypatch):
     """Though its mean validation loss is the lowest."""
 

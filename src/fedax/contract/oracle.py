@@ -18,8 +18,8 @@ from fedax.tasks.task import Task
 Loss = Callable[[Array, Tree], Array]  # of the outputs and examples of a batch, one number an example
 
 _OF_GRADIENTS = 5  # the fields of OracleCalls that are of gradients and loops
-_FOR_METHODS = ("batch", "client", "cond", "full_grad", "full_loss", "grad", "grad_batches", "key", "loss", "num_clients",
-                "outputs", "round", "round_key", "steps", "t", "value_and_grad")  # fmt: skip
+_FOR_METHODS = ("batch", "client", "cond", "full_grad", "full_loss", "grad", "grad_batches", "key", "loss",
+                "num_clients", "outputs", "round", "round_key", "steps", "t", "value_and_grad")  # fmt: skip
 _BLOCK = 256  # rows that a full gradient takes at a time
 _AUGMENT = 0x61756701  # of the keys for augmentation, which are others than those for dropout
 

@@ -38,14 +38,14 @@ def quick(experiment: Experiment) -> bool:
 
 
 def chosen(experiment: Experiment, code: own.Code | None = None) -> Experiment:
-    """The experiment with the best of three rates for each method that has a constant one, and for the baselines.
+    """The experiment with the best of three rates for each method, or values of its schedule, and for baselines.
 
     Args:
         experiment: from :func:`fedax.experiments.build`.
         code: the user's own code that its methods are made of.
 
     Raises:
-        ConfigError: there is no validation part; runs are private; no method has a constant rate.
+        ConfigError: there is no validation part; runs are private; no method has a rate.
 
     Example:
         >>> from fedax.experiments import build
@@ -66,18 +66,20 @@ def chosen(experiment: Experiment, code: own.Code | None = None) -> Experiment:
     rows, methods, tuned = [], dict(experiment.methods), {}
     for row in config["methods"]:
         lr = row.get("lr")
-        if isinstance(lr, int | float) and not isinstance(lr, bool):
-            rates = [float(f"{factor * lr:.4g}") for factor in FACTORS]
-            at_rates = check(config | {"methods": [row | {"lr": rate, "label": f"at {rate:g}"} for rate in rates]})
+        value = lr.get("value") if isinstance(lr, dict) else lr
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            rates = [float(f"{factor * value:.4g}") for factor in FACTORS]
+            tried = [row | {"lr": lr | {"value": rate} if isinstance(lr, dict) else rate} for rate in rates]
+            at_rates = check(config | {"methods": [each | {"label": f"at {k}"} for k, each in enumerate(tried)]})
             code = code or own.configured(False)
             candidates = [codec.method_of(section, row["label"], code)[0] for section in at_rates.methods]
             best = _best(experiment, candidates)
             methods[row["label"]] = candidates[best]
-            row = row | {"lr": rates[best]}
+            row = tried[best]
             tuned[row["label"]] = {"tried": rates, "lr": rates[best]}
         rows.append(row)
     if not tuned:
-        raise ConfigError("tune", True, "no method has a constant lr; fedax sweep tries other settings")
+        raise ConfigError("tune", True, "no method has an lr; fedax sweep tries other settings")
     run = dict(config["run"])
     first = next(iter(tuned.values()))
     if run.get("baselines") is True:

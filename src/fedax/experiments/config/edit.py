@@ -58,8 +58,8 @@ def override(config: Table, setting: str) -> None:
     Args:
         config: from :func:`read_toml`.
         setting: ``section.key=value``; the value is TOML, or else a plain word. ``methods.<name or label>.key`` changes
-            one method, ``methods.*.key`` all of them; so do names in other lists. A new partition, task, work or participation drops the parameters
-            of the old one.
+            one method, ``methods.*.key`` all of them; a name chooses in other lists, too. A new partition, task, work
+            or participation drops the parameters of the old one.
 
     Example:
         >>> config = {"run": {"rounds": 9}, "methods": [{"name": "fedavg"}, {"name": "fedprox"}]}
