@@ -40,8 +40,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedax.algorithms.parts import OTHERS
-from fedax.algorithms.warmup import first_gradients
+from fedax.algorithms.parts import OTHERS, first_gradients
 from fedax.contract.algorithm import Change, Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
 from fedax.contract.local import LocalMethod, excess, local_steps

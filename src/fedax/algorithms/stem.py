@@ -16,7 +16,7 @@ near-optimal sample and communication complexities for federated learning".
 
 from typing import Any, NamedTuple
 
-from fedax.algorithms.warmup import first_gradients
+from fedax.algorithms.parts import first_gradients
 from fedax.contract.algorithm import Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
 from fedax.contract.local import LocalMethod, local_steps

@@ -22,8 +22,7 @@ from fedax.engine.layers import Forms
 from fedax.engine.options import TRAIN_LOSS, Options
 from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.federation.census import Census
-from fedax.metrics.base import HostMetric
-from fedax.metrics.run import RunMetric
+from fedax.metrics.base import HostMetric, RunMetric
 from fedax.numbers import MOST, check_count, check_room
 from fedax.tasks.task import Task
 from fedax.wire.averages import Aggregator

@@ -20,7 +20,7 @@ from fedax.engine.loop import Federation, State
 from fedax.engine.private import is_kept, public
 from fedax.metrics.base import HostMetric, Metric
 from fedax.programs import compiled
-from fedax.tasks.once import each_once
+from fedax.tasks.losses import each_once
 from fedax.tasks.task import Task
 
 MOST_NAMES = 100  # clients that a row of the history names

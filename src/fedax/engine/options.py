@@ -12,10 +12,9 @@ from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
-from fedax.wire.averages import Aggregator
+from fedax.wire.averages import Aggregator, Guard
 from fedax.wire.compressed import Compression
 from fedax.wire.faults import Faults
-from fedax.wire.guard import Guard
 from fedax.wire.privacy import DP
 from fedax.wire.secure import SecureSum
 from fedax.wire.wire import Wire

@@ -16,7 +16,7 @@ from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine import processes
 from fedax.engine.devices import Place, check_mesh, cores, device_bytes, in_precision
-from fedax.engine.peak import gradient_bytes
+from fedax.engine.memory import gradient_bytes
 from fedax.federation.census import Census
 from fedax.federation.participation import Dropout, Full, Participation, WithoutLate
 from fedax.federation.work import Work

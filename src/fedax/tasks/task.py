@@ -14,9 +14,8 @@ from jax import lax
 
 from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
-from fedax.metrics.base import HostMetric, Metric, check_labels, check_metrics, fitting
-from fedax.metrics.run import RunMetric
-from fedax.tasks.once import once
+from fedax.metrics.base import HostMetric, Metric, RunMetric, check_labels, check_metrics, fitting
+from fedax.tasks.losses import once
 
 Params = Any
 Examples = Any

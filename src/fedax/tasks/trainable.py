@@ -15,7 +15,7 @@ from fedax.errors import ConfigError
 from fedax.metrics import Metric
 from fedax.numbers import check_number
 from fedax.tasks.factory import whole
-from fedax.tasks.once import once
+from fedax.tasks.losses import once
 from fedax.tasks.task import Params, Task, check_params
 
 Patterns = str | Sequence[str] | Callable[[str, Any], bool]

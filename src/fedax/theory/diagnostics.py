@@ -32,8 +32,7 @@ from fedax.numbers import check_count
 from fedax.tasks.task import Task
 from fedax.theory.advice import MATERIAL, SAME, Case, Class, View, shown, verdict
 from fedax.theory.checks import number
-from fedax.theory.diagnosis import Diagnosis
-from fedax.theory.measure import Bench, Point, Rounds, dissimilarity_line
+from fedax.theory.measure import Bench, Diagnosis, Point, Rounds, dissimilarity_line
 from fedax.theory.reasons import reasons
 from fedax.theory.speedup import max_lr, objective_bound
 from fedax.theory.surrogate import (

@@ -10,10 +10,9 @@ from fedax.contract.algorithm import Round
 from fedax.contract.compression import Compressor, decoded
 from fedax.contract.types import Array, Number, Tree
 from fedax.federation.participation import weight_growth
-from fedax.wire.averages import Aggregator
+from fedax.wire.averages import Aggregator, Guard
 from fedax.wire.compressed import encoded
 from fedax.wire.faults import Faults
-from fedax.wire.guard import Guard
 from fedax.wire.privacy import DP, DownloadAndClip
 from fedax.wire.secure import FixedPoint, SecureSum
 from fedax.wire.sums import by_kind, clipped, weighted, without_marks

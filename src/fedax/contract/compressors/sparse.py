@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.compression import ArrayForm, Compressor
-from fedax.contract.compressors.traced import SEED_BITS, is_known, key_of, seed_of
 from fedax.contract.indices import shuffled
-from fedax.contract.packing import codes_of, packed, unpacked
+from fedax.contract.packing import SEED_BITS, codes_of, is_known, key_of, packed, seed_of, unpacked
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.numbers import check_number
 

@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.compression import ArrayForm, Compressor, Message
-from fedax.contract.compressors.from_table import compressor
-from fedax.contract.compressors.traced import SEED_BITS, key_of, seed_of
+from fedax.contract.compression import ArrayForm, Compressor, Message, compressor
 from fedax.contract.indices import independent
-from fedax.contract.packing import packed, unpacked
+from fedax.contract.packing import SEED_BITS, key_of, packed, seed_of, unpacked
 from fedax.contract.types import Array, Number, Tree
 from fedax.errors import ConfigError
 
