@@ -125,7 +125,7 @@ class CELSGD(LocalMethod):
 class BVRLSGD(LocalMethod):
     """BVR-L-SGD: v is exact every T rounds and recursive between them; then local steps at one client.
 
-    Published for full participation; a cohort's mean in the place of all clients' is an extension.
+    Published for full participation; a cohort's mean instead of all clients' is an extension.
 
     Args:
         lr: η > 0, the local learning rate.

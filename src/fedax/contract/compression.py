@@ -1,4 +1,4 @@
-"""Compression: the messages that clients send in the place of arrays, and the protocol of the compressors.
+"""Compression: the messages that clients send instead of arrays, and the protocol of the compressors.
 
 The compressors are in :mod:`fedax.contract.compressors`, one family a file.
 """
@@ -89,7 +89,7 @@ class ArrayForm(eqx.Module):
 
 
 class Message(eqx.Module):
-    """What is sent in the place of some arrays: :meth:`Compressor.encode` makes it, and the wire decodes it.
+    """What is sent instead of some arrays: :meth:`Compressor.encode` makes it, and the wire decodes it.
 
     A method may put messages into its upload, also inside of a :class:`fedax.Change`; its server receives the decoded
     arrays. In a simulation the parts are in the form that is easiest to compute with; ``how.bits(form)`` says how many

@@ -87,7 +87,7 @@ def columns(job: Job) -> list[str]:
 
 
 def public_columns(job: Job) -> tuple[str, ...] | None:
-    """Of a private run the columns with nothing but what its ε covers, and public data; ``None``: it is none."""
+    """The columns of a private run that ε covers or that public data gave; ``None``: the run is not private."""
     if not is_kept(job.hyper.wire.privacy):
         return None
     return public(["round", *columns(job), "epsilon"], job.evaluation.parts, job.census.held)
@@ -209,7 +209,7 @@ def train_sums(model: Vector, fed: Federation, *, task: Task, grad_norm: bool, m
 
 
 def held_out(task: Task, model: Vector, examples: Tree, mesh: Mesh | None) -> dict[str, Unknown]:
-    """Of held-out examples the means of ``loss`` and of metrics of each example, and sums of metrics of the whole."""
+    """Held-out examples: the means of ``loss`` and of per-example metrics, and the sums of whole-set metrics."""
     n = jax.tree.leaves(examples)[0].shape[0]
 
     def values(tree: Tree, batch: Tree, weights: Array) -> Tree:

@@ -77,7 +77,7 @@ class Range:
 
 
 def random_points(space: Mapping[str, Unknown], number: int, seed: int = 0) -> list[Point]:
-    """Random search: ``number`` independent draws, to be given to :func:`sweep` in the place of a grid.
+    """Random search: ``number`` independent draws, to be given to :func:`sweep` instead of a grid.
 
     Args:
         space: name -> :class:`Range`, or a sequence of values, all as likely.

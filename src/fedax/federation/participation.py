@@ -75,7 +75,7 @@ class Participation(Settings):
         raise NotImplementedError
 
     def bind(self, weights: np.ndarray) -> "Participation":
-        """The same, prepared for data with weights p [N]: what can be computed once for all rounds is."""
+        """Prepare for data with weights p [N]: compute once what all rounds share."""
         return self
 
     def sampling(self, num_clients: int) -> Sampling | None:

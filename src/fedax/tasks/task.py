@@ -184,7 +184,7 @@ class Task:
         return self
 
     def with_frozen(self, frozen: Any) -> "Task":
-        """The task with these arrays in the place of ``frozen``, for good.
+        """The task with these arrays instead of ``frozen``, for good.
 
         Raises:
             ConfigError: nothing is frozen.
@@ -196,7 +196,7 @@ class Task:
         return params
 
     def whole_with(self, params: Params, frozen: Any) -> Params:
-        """The whole model, with these values in the place of ``frozen``."""
+        """The whole model, with these values instead of ``frozen``."""
         return self.whole_of(params)
 
     def part_of(self, params: Params) -> Params:

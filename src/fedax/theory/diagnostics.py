@@ -81,7 +81,7 @@ def diagnose(
         pace, clock: as of :func:`fedax.simulate`, of a server that does not wait: what it minimises follows from the
             clients' speeds.
         compress: as of :func:`fedax.simulate`, used with ``pace`` only, for how long transfers take.
-        points: models to measure at, in the order of training; ``None`` in the place of one, or of all, is the model
+        points: models to measure at, in the order of training; ``None`` instead of one, or of all, is the model
             that ``simulate`` starts from.
         seed: of that one, of random work and of the minibatches of the local steps.
         sample: clients whose curvature is measured, drawn at random; default: all where examples × parameters is at

@@ -1,4 +1,4 @@
-"""Robust averages, which a server may take in the place of the weighted mean of the uploads; and the guard."""
+"""Robust averages, which a server may take instead of the weighted mean of the uploads; and the guard."""
 
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ _ROUNDING = 1e-6  # of sums of weights in float32
 
 
 class Aggregator(Settings):
-    """An average of uploads in the place of the weighted mean Σ ω_i v_i.
+    """An average of uploads instead of the weighted mean Σ ω_i v_i.
 
     A robust average estimates Σ ω_i v_i / Σ ω_i, and is then multiplied by Σ ω_i. All of them are for methods whose
     clients keep nothing between rounds: what clients keep assumes that their uploads entered a mean.

@@ -29,7 +29,7 @@ class Wire(eqx.Module):
     Args:
         faults: clients that send wrong uploads; ``None``: none do.
         guard: which uploads count; ``None``: all.
-        aggregate: the robust average in the place of the mean; ``None``: the mean.
+        aggregate: the robust average instead of the mean; ``None``: the mean.
         privacy: how uploads are clipped before they are summed; :class:`fedax.wire.privacy.Private` adds the noise.
         down: the compressor of downloads; ``None``: they are not compressed.
         lossy: whether uploads may get lost on their way, as those of real clients may.

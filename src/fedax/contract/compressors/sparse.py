@@ -158,7 +158,7 @@ def _largest(x: Array, k: Array) -> Array:
 
 
 def _most(kind: "np.dtype[Unknown]", bits: int, holds: Callable[[Array], Array]) -> Array:
-    """The largest whole number of so many bits for which something holds that holds for all smaller ones too."""
+    """Binary search: the largest number of so many bits that satisfies a monotone predicate."""
 
     def add(at: Array, low: Array) -> Array:
         bound = low | jnp.left_shift(jnp.ones((), kind), bits - 1 - at.astype(kind))
