@@ -35,7 +35,7 @@ GRIDS = {
         name: {"lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), "server_lr": SERVER_RATES}
         for name in ("fadas", "local-adapt")
     },
-    # A step of the server, in the place of many local ones.
+    # A step of the server, instead of many local ones.
     **{
         name: {"lr": tuple(10 * r for r in RATES)}
         for name in ("mb-storm", "ef21", "diana", "marina", "dasha", "ace", "ringmaster", "ringleader")

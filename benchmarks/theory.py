@@ -25,7 +25,7 @@ import fedax
 from fedax import theory
 from fedax.contract.local import SGD
 from fedax.errors import DivergedWarning
-from fedax.figures.style import COLOURS
+from fedax.figures.series import COLOURS
 
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "fedprox-alpha.svg"
 

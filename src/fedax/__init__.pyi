@@ -77,10 +77,10 @@ from .engine.patience import Patience as Patience
 from .engine.processes import connect as connect
 from .engine.saved import Model as Model
 from .engine.saved import load_model as load_model
-from .engine.search import Range as Range
-from .engine.search import random_points as random_points
 from .engine.simulate import simulate as simulate
+from .engine.sweep import Range as Range
 from .engine.sweep import Sweep as Sweep
+from .engine.sweep import random_points as random_points
 from .engine.sweep import sweep as sweep
 from .errors import BadClientWarning as BadClientWarning
 from .errors import CheckpointError as CheckpointError
@@ -128,9 +128,9 @@ from .wire.averages import Aggregator as Aggregator
 from .wire.averages import ClippedMean as ClippedMean
 from .wire.averages import CoordinateMedian as CoordinateMedian
 from .wire.averages import GeometricMedian as GeometricMedian
+from .wire.averages import Guard as Guard
 from .wire.averages import TrimmedMean as TrimmedMean
 from .wire.faults import Faults as Faults
-from .wire.guard import Guard as Guard
 from .wire.privacy import DP as DP
 from .wire.privacy import AdaptiveClip as AdaptiveClip
 from .wire.secure import SecureSum as SecureSum

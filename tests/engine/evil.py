@@ -293,7 +293,7 @@ class Run:
         Args:
             model: that is sent.
             index: the round.
-            download: the tensors, in the place of those of ``model``.
+            download: the tensors, instead of those of ``model``.
             how: as of :meth:`_in_secret`.
         """
         heads = {k: self.head(k, index) for k in range(len(self.nodes.names))}

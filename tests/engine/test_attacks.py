@@ -377,7 +377,7 @@ def test_runs_without_an_end(tmp_path, run):
 
 
 def test_rounds_of_all_runs_together(tmp_path):
-    """New runs in the place of more rounds."""
+    """New runs instead of more rounds."""
     nodes = several(tmp_path, plain(runs={"rounds": 4}))
     Run(nodes, without_secure()).exchange(0, MODEL, 2)
     with refused("runs.rounds = 4"):

@@ -11,7 +11,7 @@ import fedax
 from fedax.contract.vector import Vector
 from fedax.engine import batch, plan
 from fedax.engine.make import make_job
-from fedax.engine.peak import _peak, gradient_bytes
+from fedax.engine.memory import _peak, gradient_bytes
 from fedax.engine.plan import make_plan
 from fedax.federation.census import Census
 from fedax.wire.wire import Wire

@@ -457,7 +457,7 @@ def create(name: str, **hyper: Any) -> Algorithm:
             nesterov      Nesterov's form of that momentum; off
             prox          μ ≥ 0 of the proximal solver; off, 0.005 in fedprox
             decay         δ in (0, 1], factor of lr a local step; off
-            solver        a :class:`fedax.Solver` that takes the local steps: in the FedAvg family in the place of the
+            solver        a :class:`fedax.Solver` that takes the local steps: in the FedAvg family instead of the
                           five above, else of lr; other methods say why they take none
             tau_eff       FedNova: ``"default"``, ``"ptau"``, ``"mean"`` or a number > 0
             server        the server optimizer: ``"plain"``, ``"momentum"``, ``"slowmo"``,

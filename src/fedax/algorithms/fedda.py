@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.algorithms.warmup import first_gradients
+from fedax.algorithms.parts import first_gradients
 from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
 from fedax.contract.hyper import check, choice, count, hyper
 from fedax.contract.local import local_steps

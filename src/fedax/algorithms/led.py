@@ -16,7 +16,7 @@ communication acceleration!".
 
 For constant η they are one method with b = p_c and b y_i = −η h_i. With b = 1/K both are VRL-SGD.
 
-With a solver the sum D_i of a client's directions g_i − h_i, which is sent too, stands in the place of −Δ_i/η in
+With a solver the sum D_i of a client's directions g_i − h_i, which is sent too, replaces −Δ_i/η in
 Scaffnew: h_i ← h_i + p_c (D_i − Σ p_j D_j).
 """
 

@@ -132,7 +132,7 @@ class AMSGradUpload(NamedTuple):
 class LocalAMSGrad(Algorithm):
     """Local-AMSGrad: each client keeps its moments, and all divide by one v̂ that is frozen during the round.
 
-    Published for equal steps, p_i = 1/N and full participation. Unequal p_i, and a cohort's mean in the place of all
+    Published for equal steps, p_i = 1/N and full participation. Unequal p_i, and a cohort's mean instead of all
     clients', are extensions; unequal steps are refused.
 
     Args:

@@ -47,7 +47,7 @@ class Upload(NamedTuple):
 
 
 class WholeOrNot(Compressor):
-    """A vector as it is where a coin says so, which has probability p, else what another compressor makes of it.
+    """With probability p the vector unchanged, else compressed by another compressor.
 
     How much has to be sent depends on the coin. The bits are the expected ones, p · whole + (1 − p) · compressed, and 8
     that say which it is. A packed message has the length of the longer.

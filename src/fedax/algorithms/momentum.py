@@ -21,27 +21,26 @@ FedAvg-M is FedCM (Xu, Wang, Wang and Yao 2021). It is not FedAvgM, whose moment
     Server   g ← −Σ ω_i Δ_i/(η τ_i);   x ← x − γ g;   c ← c + Σ_S p_i (c_i⁺ − c_i)
 
 Where Σ ω_i is not 1 (an extension) the server must not multiply its own momentum by it in every round. FedAvg-M stays
-unbiased: all v contain (1−β) g, which the server knows and need not estimate. The others have ω̂ = ω/Σω in the place of
+unbiased: all v contain (1−β) g, which the server knows and need not estimate. The others have ω̂ = ω/Σω instead of
 ω: SCAFFOLD-M and its VR form because every corrected step is 0 at the optimum, whoever takes part; FedAvg-M-VR because
 its recursion is far less noisy so. FedAvg-M-VR's limit is then that of :class:`fedax.UniformNormalized`.
 
-With a solver a client sends the mean of its v too, which stands in the place of −Δ_i/(η τ_i) in g. The model moves by
+With a solver a client sends the mean of its v too, which replaces −Δ_i/(η τ_i) in g. The model moves by
 server_lr · Σ ω̂_i τ_i times the mean of Δ_i/τ_i, and x^{r−1} is sent.
 
-In the reparameterised form (appendix D.2) g/β stands in the place of g, and η means the paper's βη: the new gradient
+In the reparameterised form (appendix D.2) g/β replaces g, and η means the paper's βη: the new gradient
 has weight 1, as in most implementations of momentum. Both forms give the same models.
 
 Published for equal τ_i and p_i = 1/N, the first two for full participation. Extensions here: clients that take unequal
 steps count by their mean update a step, and γ = server_lr · η · Σ ω̂_i τ_i, so that FedAvg-M with β = 1 is FedNova;
-unequal p_i in all means; in the first two a cohort's mean in the place of all clients'.
+unequal p_i in all means; in the first two a cohort's mean instead of all clients'.
 """
 
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedax.algorithms.parts import OTHERS
-from fedax.algorithms.warmup import first_gradients
+from fedax.algorithms.parts import OTHERS, first_gradients
 from fedax.contract.algorithm import Change, Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
 from fedax.contract.local import LocalMethod, excess, local_steps

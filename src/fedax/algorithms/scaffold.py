@@ -20,8 +20,7 @@ weights that are unbiased; they need weights that sum to 1, or the steps are too
 
 from typing import Any, NamedTuple
 
-from fedax.algorithms.parts import OTHERS
-from fedax.algorithms.warmup import first_gradients
+from fedax.algorithms.parts import OTHERS, first_gradients
 from fedax.contract.algorithm import Change, Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
 from fedax.contract.local import LocalMethod

@@ -105,7 +105,7 @@ class Momentum(ServerOptimizer):
 class SlowMo(ServerOptimizer):
     """SlowMo: u ← βu + ⟨Δ⟩/η; x ← x + αηu. The buffer is in units of gradients, so it survives a change of η.
 
-    With FedNova's update in the place of ⟨Δ⟩ this is FedNova with server momentum (Wang et al. 2020, section 5).
+    With FedNova's update instead of ⟨Δ⟩ this is FedNova with server momentum (Wang et al. 2020, section 5).
 
     Args:
         server_momentum: β in [0, 1).
@@ -240,7 +240,7 @@ class Adaptive(ServerOptimizer):
 
 
 class OptaxServer(ServerOptimizer):
-    """Any optax transformation at the server, fed with −⟨Δ⟩ in the place of a gradient.
+    """Any optax transformation at the server, fed with −⟨Δ⟩ instead of a gradient.
 
     Args:
         transformation: as of optax, with its learning rate, e.g. ``optax.adam(0.01)``, which is compiled in;

@@ -16,7 +16,7 @@ near-optimal sample and communication complexities for federated learning".
 
 from typing import Any, NamedTuple
 
-from fedax.algorithms.warmup import first_gradients
+from fedax.algorithms.parts import first_gradients
 from fedax.contract.algorithm import Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
 from fedax.contract.local import LocalMethod, local_steps
@@ -35,7 +35,7 @@ class STEM(LocalMethod):
     """STEM: two-sided momentum, with rates that change from one local step to the next.
 
     Published for equal steps, p_i = 1/N and full participation. Extensions: unequal p_i; with ``prev="averaged"`` a
-    cohort's mean in the place of all clients'. Unequal steps are refused.
+    cohort's mean instead of all clients'. Unequal steps are refused.
 
     Args:
         lr: η_t > 0, a number or a schedule of the global step t; the paper's is ``PowerDecay(κ, w, 1/3)``.

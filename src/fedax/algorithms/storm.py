@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedax.algorithms.parts import OTHERS
-from fedax.algorithms.warmup import first_gradients
+from fedax.algorithms.parts import OTHERS, first_gradients
 from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
 from fedax.contract.hyper import choice, count, hyper
 from fedax.contract.local import LocalMethod, excess, local_steps
@@ -126,7 +125,7 @@ class CELSGD(LocalMethod):
 class BVRLSGD(LocalMethod):
     """BVR-L-SGD: v is exact every T rounds and recursive between them; then local steps at one client.
 
-    Published for full participation; a cohort's mean in the place of all clients' is an extension.
+    Published for full participation; a cohort's mean instead of all clients' is an extension.
 
     Args:
         lr: η > 0, the local learning rate.

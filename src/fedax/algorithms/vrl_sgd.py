@@ -15,10 +15,10 @@ guarantees" (FedGATE, and FedCOMGATE, its form with compression).
     Server   x_new = x + γ ⟨Δ_j⟩, ⟨Δ_j⟩ = Σ p_j (y_j − x)
     Client   Λ_i ← Λ_i + (⟨Δ_j⟩ − (y_i − x))/(η τ_i)
 
-With a solver the sum D_i of the client's directions g_i − Λ_i, which is sent too, stands in the place of −Δ_i/η:
+With a solver the sum D_i of the client's directions g_i − Λ_i, which is sent too, replaces −Δ_i/η:
 Λ_i ← Λ_i + (D_i − ⟨D_j⟩)/τ_i.
 
-FedCOMGATE has C(y_i − x) in the place of y_i − x, in the mean and in the memory alike. The paper compresses
+FedCOMGATE has C(y_i − x) instead of y_i − x, in the mean and in the memory alike. The paper compresses
 (x − y_i)/η, which is the same for compressors with C(ax) = a C(x).
 """
 
@@ -53,7 +53,7 @@ class Between(NamedTuple):
 class VRLSGD(LocalMethod):
     """VRL-SGD, and FedGATE where γ is not 1. With equal steps it reaches the exact optimum of F; all clients take part.
 
-    Published for equal τ_i. With unequal ones τ_i stands in the place of the common number, as Wang et al. 2020 do:
+    Published for equal τ_i. With unequal ones τ_i replaces the common number, as Wang et al. 2020 do:
     fixed τ_i lead exactly to the optimum of Σ p_i τ_i F_i instead, and τ_i that change from round to round diverge.
 
     Args:

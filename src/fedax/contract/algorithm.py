@@ -282,7 +282,7 @@ class Algorithm(Settings):
 
 
 class Layer(Algorithm):
-    """A method that wraps another one, and changes what goes between it and the wire: it gives the exchanges.
+    """A method that wraps another one and changes its exchanges with the wire.
 
     Args:
         inner: the other method, which may be a layer itself.

@@ -1,10 +1,10 @@
-"""Compression: the messages that clients send in the place of arrays, and the protocol of the compressors.
+"""Compression: the messages that clients send instead of arrays, and the protocol of the compressors.
 
 The compressors are in :mod:`fedax.contract.compressors`, one family a file.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import equinox as eqx
@@ -15,6 +15,7 @@ import numpy as np
 from fedax.contract.packing import packed, unpacked
 from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Number, Tree, Unknown
+from fedax.errors import ConfigError
 from fedax.registry import Registry
 
 COMPRESSORS = Registry("compress")  # by name; fedax.contract.compressors fills it
@@ -88,7 +89,7 @@ class ArrayForm(eqx.Module):
 
 
 class Message(eqx.Module):
-    """What is sent in the place of some arrays: :meth:`Compressor.encode` makes it, and the wire decodes it.
+    """What is sent instead of some arrays: :meth:`Compressor.encode` makes it, and the wire decodes it.
 
     A method may put messages into its upload, also inside of a :class:`fedax.Change`; its server receives the decoded
     arrays. In a simulation the parts are in the form that is easiest to compute with; ``how.bits(form)`` says how many
@@ -239,3 +240,26 @@ class Identity(Compressor):
 
     def alpha(self, d: int) -> float:
         return 1.0
+
+
+def compressor(given: Unknown, field: str = "compress") -> Compressor:
+    """A :class:`Compressor` as it is, or made from a table, as a configuration has it.
+
+    Args:
+        given: such as ``{"name": "top-k", "share": 0.1}``; the other keys are the compressor's arguments.
+        field: what errors call it.
+
+    Raises:
+        ConfigError: an unknown name or key, a missing key, or something else.
+
+    Example:
+        >>> compressor({"name": "top-k", "share": 0.1})
+        TopK(share=0.1)
+    """
+    if isinstance(given, Compressor):
+        return given
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise ConfigError(field, given, "give a fedax Compressor, such as fedax.TopK(0.1), or {name = 'top-k', …}")
+    table = dict(given)
+    found: Compressor = COMPRESSORS.bind(table.pop("name"), table, section=field)[0]
+    return found

@@ -301,7 +301,7 @@ class LocalMethod(Algorithm):
     of a client's τ steps, :meth:`descend_summed` gives their sum.
 
     Args:
-        solver: takes the steps in the place of ``lr``, begun anew in every round, for instance
+        solver: takes the steps instead of ``lr``, begun anew in every round, for instance
             ``Optax(optax.adamw, learning_rate=1e-3)`` or ``SGD(0.1, momentum=0.9)``; ``None``: plain SGD.
 
     Raises:
@@ -376,7 +376,7 @@ class LocalMethod(Algorithm):
     def descend_summed(
         self, direction: Callable[[Vector, Number], Vector], x: Vector, oracle: Oracle
     ) -> tuple[Vector, Vector]:
-        """The same, and the sum of the directions, which is (x − y)/η for plain SGD."""
+        """Take the steps; also return the sum of the directions, which is (x − y)/η for plain SGD."""
 
         def step(state: Tree, k: Number) -> Tree:
             y, buffer, total = state

@@ -1,11 +1,13 @@
-"""Numbers as bytes of a real wire, and back: whole arrays, then codes of a few bits each."""
+"""Numbers as bytes of a real wire, and back: whole arrays, then codes of a few bits each; and seeds of 64 bits."""
 
 import math
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.types import Unknown
+from fedax.contract.types import Array, Number, Unknown
 
 
 def packed(arrays: Sequence[np.ndarray], codes: np.ndarray | None = None, width: int = 0) -> np.ndarray:
@@ -68,3 +70,21 @@ def numbers_of(codes: np.ndarray, kind: Unknown) -> np.ndarray:
 def _little(array: np.ndarray) -> np.ndarray:
     """With the little end first, from or for this machine."""
     return array if np.little_endian else array.byteswap()
+
+
+SEED_BITS = 64
+
+
+def is_known(number: Number) -> bool:
+    """Whether a number has a value, and is not traced by JAX."""
+    return not isinstance(number, jax.core.Tracer)
+
+
+def seed_of(key: Array) -> Array:
+    """64 bits that a message carries, [2]."""
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def key_of(seed: Array) -> Array:
+    key: Array = jax.random.wrap_key_data(jnp.asarray(seed), impl="threefry2x32")
+    return key

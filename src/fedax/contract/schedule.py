@@ -125,7 +125,7 @@ class PowerDecay(Schedule):
         return (first if self.cap is None else min(first, float(self.cap)),)
 
     def arguments(self) -> dict[str, Unknown]:
-        """As of all settings; without a cap it is left out, so that runs begun before there was one go on."""
+        """The arguments; no cap is left out, so that runs from before there was one can resume."""
         return {name: value for name, value in super().arguments().items() if value is not None}
 
 

@@ -1,7 +1,7 @@
 """What a server that does not wait optimizes: whose answers come, how late, and the weights that this gives clients.
 
 Let f_i be the share of the answers that are client i's, ω_i its weight and E_i w the mean weight of their staleness.
-For small steps the run ends at the optimum of Σ q_i F_i, q_i ∝ f_i ω_i E_i w, in the place of Σ p_i F_i. It is the
+For small steps the run ends at the optimum of Σ q_i F_i, q_i ∝ f_i ω_i E_i w, instead of Σ p_i F_i. It is the
 objective inconsistency of Wang et al. 2020 in time; all of it follows from the clients' speeds. Where clients take
 unequal local steps, their number multiplies q_i, too, as it does in synchronous rounds.
 """

@@ -44,7 +44,7 @@ class BatchPlan(NamedTuple):
 
 
 def blocks_of(jobs: list[list[Job]], seeds: int, width: int | None) -> list[BatchPlan]:
-    """Points that differ in numbers only, cut so that they fit; blocks of one group have one form where possible."""
+    """Group points that differ in numbers only, and cut the groups into blocks that fit, if possible of one size."""
     groups: dict[Tree, list[int]] = {}
     for i, (job, *_) in enumerate(jobs):
         leaves, structure = jax.tree.flatten(job.hyper)
@@ -143,7 +143,7 @@ def worth_batching(job: Job, seeds: int) -> bool:
 
 
 def on_one_core(place: Place | None) -> Place | None:
-    """The place that keeps a run's cohorts on one core, of several, unless it says where; on accelerators as it is."""
+    """The place for a run of a batch: one core unless the user chose otherwise; on accelerators unchanged."""
     asked = place or Place()
     if jax.default_backend() != "cpu" or not isinstance(asked, Place) or asked.mesh is not None:
         return place
@@ -409,7 +409,7 @@ def _figures(
     grad_norm: bool,
     inner: Mesh | None,
 ) -> dict[str, Unknown]:
-    """What needs no method, so that methods that are compared have one program for it."""
+    """The figures that need no method: compared methods share their program."""
     asked: Unknown = {"task": task, "column": column, "grad_norm": grad_norm, "mesh": inner}
     found: dict[str, Unknown] = of_model(model, fed, held, density, None, **asked)
     return found

@@ -13,11 +13,11 @@ import numpy as np
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.load import Shared, start
-from fedax.engine.peak import example_bytes
+from fedax.engine.memory import example_bytes
 from fedax.errors import CodeError, ConfigError
 from fedax.metrics.base import HostMetric, Metric, fitting
 from fedax.programs import compiled
-from fedax.tasks.once import each_once
+from fedax.tasks.losses import each_once
 from fedax.tasks.task import Task
 
 _BLOCK_ELEMENTS = 2**19  # numbers of input or output that are evaluated at a time

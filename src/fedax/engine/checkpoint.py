@@ -64,7 +64,7 @@ _TENSORS = {
     "box": "box",
     "memory": "memory",
 }  # part of the state -> its name in files
-_ALL_DAMAGED = -2  # in the place of a round: there are checkpoints, and all of them are damaged
+_ALL_DAMAGED = -2  # instead of a round: there are checkpoints, and all of them are damaged
 _RESTORE = "restore it, or give another folder"
 _START_AGAIN = "remove what is there to begin anew, or give another folder"
 

@@ -22,8 +22,7 @@ from fedax.engine.layers import Forms
 from fedax.engine.options import TRAIN_LOSS, Options
 from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.federation.census import Census
-from fedax.metrics.base import HostMetric
-from fedax.metrics.run import RunMetric
+from fedax.metrics.base import HostMetric, RunMetric
 from fedax.numbers import MOST, check_count, check_room
 from fedax.tasks.task import Task
 from fedax.wire.averages import Aggregator
@@ -233,7 +232,7 @@ def check_host_metrics(task: Task, census: Census, parts: Mapping[str, Tree]) ->
 
 
 def check_aggregator(aggregate: Aggregator | None, algorithm: Algorithm, x: Vector) -> None:
-    """That the method's uploads are what an average that is no mean may be taken of."""
+    """Check that another average than the mean can be taken of the method's uploads."""
     if aggregate is None:
         return
     method = resolve(algorithm, 0)
@@ -246,7 +245,7 @@ def check_aggregator(aggregate: Aggregator | None, algorithm: Algorithm, x: Vect
 
 
 def check_uploads(aggregate: Aggregator | None, algorithm: Algorithm, forms: Forms) -> None:
-    """That the average can be taken of what clients send: of no change of memory; to clip, of one update alone."""
+    """Check that uploads have no change of memory and, to be clipped, one update alone."""
     if aggregate is None:
         return
     warmup, exchanges = forms
@@ -259,7 +258,7 @@ def check_uploads(aggregate: Aggregator | None, algorithm: Algorithm, forms: For
 
 
 def check_feedback(aggregate: Aggregator | None, up: Compressor) -> None:
-    """That no average other than the mean is taken of messages that make up for what earlier ones lacked."""
+    """Check that error feedback goes with the mean only."""
     if up.keeps and aggregate is not None:
         why = f"{type(up).__name__} keeps what a client's messages lacked, which assumes that they entered a mean"
         raise ConfigError("aggregate", type(aggregate).__name__, f"{why}; leave one of both out")

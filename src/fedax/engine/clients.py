@@ -59,13 +59,13 @@ class UploadBuffer(NamedTuple):
     accepted: Tree
 
     def kept(self) -> "UploadBuffer":
-        """The same on the host, in one box for all devices, leaves [1, slots + 1, ...]."""
+        """The buffer on the host, one for all devices, leaves [1, slots + 1, ...]."""
         device = np.asarray(self.device)
         one = lambda leaf: np.asarray(leaf)[device, np.arange(len(device))][None]  # noqa: E731
         return UploadBuffer(jax.tree.map(one, self.uploads), device, jax.tree.map(np.asarray, self.accepted))
 
     def filled(self, kept: "UploadBuffer") -> "UploadBuffer":
-        """The same with what was kept, of as many devices or others."""
+        """The buffer filled with saved uploads, of as many devices or others."""
         devices = jax.tree.leaves(self.uploads)[0].shape[0]
         every = jax.tree.map(lambda leaf, like: np.broadcast_to(leaf, like.shape), kept.uploads, self.uploads)
         box = UploadBuffer(every, kept.device % devices, kept.accepted)
@@ -162,7 +162,7 @@ def contribute(
 ) -> tuple[Tree, ClientResult, Counters]:
     """The weighted sum of the clients' uploads, the result of each, and the counters of their work, over all devices.
 
-    With a ``post`` the uploads go into its box, and :class:`BufferOutput` is in the place of the sum.
+    With a ``post`` the uploads go into its box, and :class:`BufferOutput` replaces the sum.
     """
     if plan.mesh is None:
         return _on_device(make(shared), shared.wire, memory, clients, plan, post)
@@ -211,7 +211,7 @@ def _on_device(
     post: BufferUse | None,
     device: Number = 0,
 ) -> tuple[Tree, ClientResult, Counters]:
-    """As :func:`contribute`, of one device: what it has of the sum."""
+    """One device's part of :func:`contribute`: its share of the sum."""
     if post is None:
         total, _, results, counters = _in_chunks(client, wire, memory, clients, plan)
         return total, results, counters

@@ -20,7 +20,7 @@ from fedax.engine.loop import Federation, State
 from fedax.engine.private import is_kept, public
 from fedax.metrics.base import HostMetric, Metric
 from fedax.programs import compiled
-from fedax.tasks.once import each_once
+from fedax.tasks.losses import each_once
 from fedax.tasks.task import Task
 
 MOST_NAMES = 100  # clients that a row of the history names
@@ -88,7 +88,7 @@ def columns(job: Job) -> list[str]:
 
 
 def public_columns(job: Job) -> tuple[str, ...] | None:
-    """Of a private run the columns with nothing but what its ε covers, and public data; ``None``: it is none."""
+    """The columns of a private run that ε covers or that public data gave; ``None``: the run is not private."""
     if not is_kept(job.hyper.wire.privacy):
         return None
     return public(["round", *columns(job), "epsilon"], job.evaluation.parts, job.census.held)
@@ -210,7 +210,7 @@ def train_sums(model: Vector, fed: Federation, *, task: Task, grad_norm: bool, m
 
 
 def held_out(task: Task, model: Vector, examples: Tree, mesh: Mesh | None) -> dict[str, Unknown]:
-    """Of held-out examples the means of ``loss`` and of metrics of each example, and sums of metrics of the whole."""
+    """Held-out examples: the means of ``loss`` and of per-example metrics, and the sums of whole-set metrics."""
     n = jax.tree.leaves(examples)[0].shape[0]
 
     def values(tree: Tree, batch: Tree, weights: Array) -> Tree:

@@ -34,7 +34,7 @@ class Footprint(NamedTuple):
     Attributes:
         down, up: what it receives and sends; an array that occurs twice counts once, and a message as its arrays.
         asked: the gradients and the loops over local steps.
-        messages: how many messages it sends in the place of arrays.
+        messages: how many messages it sends instead of arrays.
     """
 
     down: Amount = Amount()
@@ -133,7 +133,7 @@ class _TracedClient:
         return 0
 
     def conclude(self, request: Request, response: Response) -> Tree:
-        """The server's state after its step with the one upload as it is, so that it shows which arrays are kept."""
+        """The server's state after a step with one unchanged upload, which shows which arrays are kept."""
         assert request.exchange.server is not None
         return request.exchange.server(request.server, without_marks(decoded(response.total)), request.round)
 

@@ -69,7 +69,7 @@ class Clients(NamedTuple):
     sizes: Array
 
     def only(self, counts: Array) -> "Clients":
-        """The same with weight 0 for the clients that do not count; ``counts``: [S] booleans."""
+        """The cohort with weight 0 for clients that do not count; ``counts``: [S] booleans."""
         return self._replace(weights=self.weights * counts, data_weights=self.data_weights * counts)
 
     def alone(self, at: Number) -> "Clients":

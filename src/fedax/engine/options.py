@@ -12,10 +12,9 @@ from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
-from fedax.wire.averages import Aggregator
+from fedax.wire.averages import Aggregator, Guard
 from fedax.wire.compressed import Compression
 from fedax.wire.faults import Faults
-from fedax.wire.guard import Guard
 from fedax.wire.privacy import DP
 from fedax.wire.secure import SecureSum
 from fedax.wire.wire import Wire
@@ -47,7 +46,7 @@ class CommonOptions:
             memory and their examples are.
         clock: how long clients take, :class:`fedax.Clock`; the history then has ``time``, in simulated seconds.
         pace: ``fedax.Async(…)``, a server that does not wait for all clients of a round; it needs a ``clock``, and has
-            who starts in the place of ``participation``. A round is then a step of the server.
+            who starts instead of ``participation``. A round is then a step of the server.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
         min_heard: of real clients, in (0, 1]: an evaluation in which less of their weight was heard counts for no
             target, no patience and no best model; default 1. In a simulation all are heard.
@@ -55,7 +54,7 @@ class CommonOptions:
             before its own model is evaluated, for that alone; default 1.
         guard: leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all
             count, as the papers have it, and a run whose model is no longer finite has diverged.
-        aggregate: what stands in the place of the mean of the uploads, for instance :class:`fedax.CoordinateMedian`.
+        aggregate: what replaces the mean of the uploads, for instance :class:`fedax.CoordinateMedian`.
         faults: clients that send something else than they should, :class:`fedax.Faults`.
         privacy: clip uploads and add noise to their sums, :class:`fedax.DP`; the history then has ``epsilon``.
         compress: what uploads are compressed by, for instance ``fedax.ErrorFeedback(fedax.TopK(0.1))``; or ``{"up": …,
@@ -129,7 +128,7 @@ class CommonOptions:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
 
     def with_defaults(self) -> Self:
-        """The same with what stands for an option that was not given."""
+        """Return a copy with defaults filled in."""
         return dataclasses.replace(
             self,
             work=Epochs(1) if self.work is None else self.work,

@@ -37,7 +37,7 @@ from fedax.federation.participation import Full
 from fedax.metrics.base import HostMetric, Metric
 from fedax.numbers import check_count
 from fedax.programs import compiled
-from fedax.tasks.once import each_once
+from fedax.tasks.losses import each_once
 from fedax.tasks.task import Task
 from fedax.wire.sums import without_marks
 from fedax.wire.wire import Wire

@@ -16,7 +16,7 @@ from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine import processes
 from fedax.engine.devices import Place, check_mesh, cores, device_bytes, in_precision
-from fedax.engine.peak import gradient_bytes
+from fedax.engine.memory import gradient_bytes
 from fedax.federation.census import Census
 from fedax.federation.participation import Dropout, Full, Participation, WithoutLate
 from fedax.federation.work import Work
@@ -106,7 +106,7 @@ class ExchangeForm(NamedTuple):
     asked: OracleCalls | None = OracleCalls()
 
     def by(self, down: Compressor | None, up: Compressor | None) -> "ExchangeForm":
-        """The same with these compressors, whose numbers are known, in its messages."""
+        """The plan with these compressors, whose numbers are known, in its messages."""
 
         def made(tree: Tree, how: Compressor | None) -> Tree:
             known = lambda part: dataclasses.replace(part, how=how) if is_message(part) else part  # noqa: E731
@@ -116,7 +116,7 @@ class ExchangeForm(NamedTuple):
 
     @property
     def distinct(self) -> tuple[bool, ...]:
-        """Of each array or message of the upload, whether it is there for the first time."""
+        """For each array or message of the upload, whether it appears for the first time."""
         return tuple(place == first for place, first in enumerate(self.first))
 
     @property

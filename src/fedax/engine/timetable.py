@@ -329,7 +329,7 @@ class Pacing(NamedTuple):
         return Timetable(self.pace, schedule, steps, census.weights, self.staleness), steps
 
     def horizon(self, num_clients: int, rounds: int) -> int:
-        """The steps over which weights are corrected: those of the run, and of a short one so many that it is right."""
+        """The number of steps over which weights are corrected: those of the run, or more for a short run."""
         return max(rounds, math.ceil(_LONG * num_clients / self.pace.buffer))
 
     def settings(self, num_clients: int, rounds: int) -> dict[str, str]:

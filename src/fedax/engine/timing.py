@@ -121,7 +121,7 @@ class _Stage:
         return time
 
     def missed(self, start: int, stop: int) -> np.ndarray:
-        """As :meth:`RoundTimes.missed`."""
+        """See :meth:`RoundTimes.missed`."""
         found = np.zeros(self._job.plan.num_clients, int)
         if self._late.any():
             for block in self._blocks(start, stop):

@@ -27,7 +27,7 @@ Path = pathlib.Path
 
 FOLDER = "code"  # in a run folder, for copies of the files
 _LARGEST = 1 << 24  # the most bytes of a file
-_FORM = "give file.py:Class or package.module:Class, or a function in the place of the class"
+_FORM = "give file.py:Class or package.module:Class, or a function instead of the class"
 
 
 @dataclass(frozen=True)

@@ -421,7 +421,7 @@ class _Periods(NamedTuple):
 
     @classmethod
     def of(cls, each: Sequence[Any]) -> "_Periods":
-        """Those of clients whose periods are as :class:`Clock` has them."""
+        """The periods of clients, from the argument of :class:`Clock`."""
         parts = [_spans(one) for one in each]
         spans = np.concatenate([spans for spans, _ in parts])
         first = np.cumsum([0, *(len(spans) for spans, _ in parts)])

@@ -78,7 +78,7 @@ class Async(Settings):
             check_count("pace.max_staleness", self.max_staleness, 0, MOST)
 
     def with_most(self, most: int) -> "Async":
-        """The same, which throws answers with a greater staleness away."""
+        """Return a copy that discards answers with a greater staleness."""
         return dataclasses.replace(self, max_staleness=most)
 
     def validate(self, num_clients: int) -> None:
@@ -195,7 +195,7 @@ class EventQueue:
         self._start_anew(self._answers - heard, now)
 
     def _start_anew(self, number: int, now: float) -> None:
-        """So many in the place of those that have answered."""
+        """So many instead of those that have answered."""
         if self._from_idle:
             self._idle += self._back
             self._back.clear()

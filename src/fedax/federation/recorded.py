@@ -50,7 +50,7 @@ class Recorded:
         return cls(clients, seconds)
 
     def bind(self, names: Sequence[str]) -> "Recorded":
-        """The same for clients with these names."""
+        """The trace for clients with these names."""
         bound = Recorded(self.clients, self.seconds)
         bound._names = names
         return bound

@@ -83,7 +83,7 @@ def along(history: Mapping[str, Any], x: str) -> np.ndarray:
 
 
 def chart(series: Sequence[Series], x: str, column: str, target: float | None = None) -> Chart:
-    """The picture of curves; arguments and errors as of :func:`fedax.figures.curves`."""
+    """The picture of curves; arguments and errors as of :func:`fedax.figures.drawing`."""
     along, known = axis(x), describe(column)
     if not series:
         raise ConfigError("series", list(series), "give at least one")

@@ -1,4 +1,4 @@
-"""Figures as files: PNG, SVG and PDF, with the same bytes whenever the same thing is drawn."""
+"""Figures, and figures as files: PNG, SVG and PDF, with the same bytes whenever the same thing is drawn."""
 
 import io
 import math
@@ -16,8 +16,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedax.columns import HEARD, heard_enough, raised
 from fedax.errors import UNSEEN, ConfigError, unknown
-from fedax.figures.series import Chart, Scale, Series
-from fedax.figures.style import CLASS_COLOURS, COLOURS, DASHES, WIDTH, colour, dash, marker
+from fedax.figures.axes import chart
+from fedax.figures.series import CLASS_COLOURS, COLOURS, DASHES, WIDTH, Chart, Scale, Series, colour, dash, marker
 
 LINES: dict[str, Any] = dict(zip(DASHES, ("-", (0, (4.5, 1.6)), (0, (1.2, 1.3)), (0, (5, 1.4, 1.2, 1.4))), strict=True))
 FORMATS = ("png", "svg", "pdf")
@@ -294,3 +294,30 @@ def write(figure: Figure, path: str | os.PathLike[str]) -> None:
     if form not in FORMATS:
         raise ConfigError("path", str(path), f"give a file name that ends in {', '.join('.' + f for f in FORMATS)}")
     path.write_bytes(encode(figure, form))
+
+
+@np.errstate(all="ignore")  # means of numbers near the largest float overflow
+def curves(
+    series: Sequence[Series], *, x: str = "rounds", column: str = "test_loss", target: float | None = None
+) -> Drawing:
+    """The curves of several methods: lines are means over the seeds, bands go from the lowest to the highest seed.
+
+    Args:
+        series: the methods, in the order of the legend. At most 72 differ in colour or mark.
+        x: what they are drawn against: ``"rounds"``, ``"bytes"``, ``"uploads"``, ``"seconds"``, ``"time"``,
+            ``"gradients"``, ``"local_steps"``, or ``"epsilon"``.
+        column: what was measured, which gives the label, the unit and the scale.
+        target: a value of the column, drawn as a line across.
+
+    Returns:
+        A Matplotlib figure, 3.3 inches wide: one column of a paper. :func:`fedax.figures.write` writes it.
+
+    Raises:
+        ConfigError: no series, or no such axis.
+
+    Example:
+        >>> figure = curves([Series("fedavg", [0, 10], [[2.3, 0.9]]), Series("fednova", [0, 10], [[2.3, 0.7]])])
+        >>> figure.axes[0].get_ylabel(), [text.get_text() for text in figure.legends[0].get_texts()]
+        ('Test loss', ['fedavg', 'fednova'])
+    """
+    return draw(chart(series, x, column, target))

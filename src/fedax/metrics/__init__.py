@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from fedax.metrics.base import Metric, name_of
+from fedax.metrics.base import Density, GradNorm, Metric, PerClient, RunMetric, name_of
 from fedax.metrics.counts import F1, Accuracy, BalancedAccuracy, Precision, Recall
 from fedax.metrics.host import OnHost
 from fedax.metrics.probabilities import Brier, CalibrationError, LogLoss, Perplexity
 from fedax.metrics.ranking import AUC, AveragePrecision
 from fedax.metrics.regression import MAE, R2, RMSE
-from fedax.metrics.run import Density, GradNorm, PerClient, RunMetric
 from fedax.registry import Registry
 
 __all__ = [

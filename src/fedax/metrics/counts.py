@@ -52,10 +52,11 @@ class _ClassCounts(Metric):
         }
 
 
+@dataclass(frozen=True)
 class _AveragedOverClasses(_ClassCounts):
     """A metric of one class, or a mean over classes."""
 
-    average: Average
+    average: Average = "binary"
 
     def __post_init__(self) -> None:
         if self.average not in ("binary", "macro", "micro"):
@@ -95,7 +96,6 @@ def _share(part: Any, whole: Any) -> float:
     return float(part / whole) if whole else 0.0
 
 
-@dataclass(frozen=True)
 class Precision(_AveragedOverClasses):
     """Of the examples that are called a class, the share that are of it; 0 where none is.
 
@@ -111,13 +111,10 @@ class Precision(_AveragedOverClasses):
         (0.5, 'precision_macro')
     """
 
-    average: Average = "binary"
-
     def _ratio(self, right: Any, predicted: Any, true: Any) -> float:
         return _share(right, predicted)
 
 
-@dataclass(frozen=True)
 class Recall(_AveragedOverClasses):
     """Of the examples of a class, the share that are called so; 0 where there are none.
 
@@ -132,13 +129,10 @@ class Recall(_AveragedOverClasses):
         0.6666666666666666
     """
 
-    average: Average = "binary"
-
     def _ratio(self, right: Any, predicted: Any, true: Any) -> float:
         return _share(right, true)
 
 
-@dataclass(frozen=True)
 class F1(_AveragedOverClasses):
     """Harmonic mean of precision and recall; 0 where the class neither occurs nor is predicted.
 
@@ -152,8 +146,6 @@ class F1(_AveragedOverClasses):
         >>> F1()([0, 1, 1, 1], [0.9, 0.9, 0.1, 0.9]), F1("macro")([0, 1, 2], [0, 1, 1]).__round__(4)
         (0.6666666666666666, 0.5556)
     """
-
-    average: Average = "binary"
 
     def _ratio(self, right: Any, predicted: Any, true: Any) -> float:
         return _share(2 * right, predicted + true)

@@ -1,6 +1,6 @@
 """Noise that is correlated over rounds, by a banded Toeplitz matrix (matrix factorisation, DP-FTRL).
 
-The server adds w = C⁻¹ z in the place of the independent noise z: w_r for round r, so that the sums over rounds, which
+The server adds w = C⁻¹ z instead of the independent noise z: w_r for round r, so that the sums over rounds, which
 are what the model is made of, are less noisy. C is lower triangular with C_{r,r−j} = c_j for j < bands. An upload of
 round r enters C x in ``bands`` rows; those of two rounds that are at least ``bands`` apart enter different rows. So a
 client moves C x by the clip times ‖c‖ = 1 for each participation, as it moves a sum.

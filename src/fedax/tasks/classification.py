@@ -12,8 +12,7 @@ from fedax.metrics import AUC, F1, MAE, R2
 from fedax.metrics.base import second
 from fedax.tasks import checks
 from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, number, whole
-from fedax.tasks.losses import correct, cross_entropy, ridge
-from fedax.tasks.once import once
+from fedax.tasks.losses import correct, cross_entropy, once, ridge
 from fedax.tasks.task import Task
 
 OF_TWO_CLASSES: dict[str, Any] = {"auc": AUC(), "f1": F1()}  # besides the accuracy, which a majority makes high

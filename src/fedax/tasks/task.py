@@ -14,9 +14,8 @@ from jax import lax
 
 from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
-from fedax.metrics.base import HostMetric, Metric, check_labels, check_metrics, fitting
-from fedax.metrics.run import RunMetric
-from fedax.tasks.once import once
+from fedax.metrics.base import HostMetric, Metric, RunMetric, check_labels, check_metrics, fitting
+from fedax.tasks.losses import once
 
 Params = Any
 Examples = Any
@@ -185,7 +184,7 @@ class Task:
         return self
 
     def with_frozen(self, frozen: Any) -> "Task":
-        """The task with these arrays in the place of ``frozen``, for good.
+        """The task with these arrays instead of ``frozen``, for good.
 
         Raises:
             ConfigError: nothing is frozen.
@@ -197,7 +196,7 @@ class Task:
         return params
 
     def whole_with(self, params: Params, frozen: Any) -> Params:
-        """The whole model, with these values in the place of ``frozen``."""
+        """The whole model, with these values instead of ``frozen``."""
         return self.whole_of(params)
 
     def part_of(self, params: Params) -> Params:

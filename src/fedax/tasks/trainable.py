@@ -15,7 +15,7 @@ from fedax.errors import ConfigError
 from fedax.metrics import Metric
 from fedax.numbers import check_number
 from fedax.tasks.factory import whole
-from fedax.tasks.once import once
+from fedax.tasks.losses import once
 from fedax.tasks.task import Params, Task, check_params
 
 Patterns = str | Sequence[str] | Callable[[str, Any], bool]
@@ -78,7 +78,7 @@ class AllBut:
 
 
 def apart(task: Task, personal: str | Sequence[str], params: Params = None) -> Task:
-    """The task that learns all leaves but those that are each client's own; these are what is frozen of it.
+    """The task that trains all leaves but each client's own ones, which it freezes.
 
     Raises:
         ConfigError: no leaf has such a name, or all have; the task learns a part already.
@@ -140,7 +140,7 @@ class Partial(Task):
         return partial(self.given, self.rule, params)
 
     def with_frozen(self, frozen: Any) -> "Partial":
-        """The same part, with other frozen values."""
+        """Return a copy with other frozen values."""
         return _made(self.given, self.init, frozen, self.joined, self.rule)
 
 

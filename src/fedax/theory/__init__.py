@@ -10,8 +10,8 @@ from fedax.theory.conditioning import (
     interpolation_lr,
     least_squares_lr,
 )
-from fedax.theory.diagnosis import Diagnosis
 from fedax.theory.diagnostics import diagnose
+from fedax.theory.measure import Diagnosis
 from fedax.theory.momentum import (
     MomentumParameters,
     fedavg_m_parameters,

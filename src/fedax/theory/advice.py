@@ -17,8 +17,7 @@ from fedax.contract.algorithm import Traits
 from fedax.contract.local import Solver
 from fedax.federation.pace import Async
 from fedax.federation.participation import Dropout, Full, Participation, Uniform
-from fedax.theory.diagnosis import Diagnosis
-from fedax.theory.measure import Point
+from fedax.theory.measure import Diagnosis, Point
 
 SAME = 1e-6  # χ² up to which weights are the same
 MATERIAL = 0.002  # a cost is worth a remedy if it is at least this share of what training gains

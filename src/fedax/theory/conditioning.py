@@ -271,7 +271,7 @@ def _dense(stack: _Stack, squares: bool) -> tuple[float, float, float]:
 
 
 def _by_products(stack: _Stack, squares: bool, tol: float, rng: np.random.Generator) -> tuple[float, float, float]:
-    """The same with products alone; U(Uᵀz) = X̃(X̃⁺z), and the squared rows of U are ‖(X̃ᵀ)⁺x̃‖² of the rows x̃ of X̃."""
+    """The spectrum by products alone; U(Uᵀz) = X̃(X̃⁺z), and the squared rows of U are ‖(X̃ᵀ)⁺x̃‖² of the rows x̃ of X̃."""
     n, start = len(stack.scales), stack.transposed(rng.normal(size=len(stack.scales)))
     rows = (stack.transposed(np.eye(1, n, k)[0]) for k in range(n))
     lengths = [row @ row if squares else np.sum(stack.inverse(row, transposed=True) ** 2) for row in rows]

@@ -32,8 +32,7 @@ from fedax.numbers import check_count
 from fedax.tasks.task import Task
 from fedax.theory.advice import MATERIAL, SAME, Case, Class, View, shown, verdict
 from fedax.theory.checks import number
-from fedax.theory.diagnosis import Diagnosis
-from fedax.theory.measure import Bench, Point, Rounds, dissimilarity_line
+from fedax.theory.measure import Bench, Diagnosis, Point, Rounds, dissimilarity_line
 from fedax.theory.reasons import reasons
 from fedax.theory.speedup import max_lr, objective_bound
 from fedax.theory.surrogate import (
@@ -82,7 +81,7 @@ def diagnose(
         pace, clock: as of :func:`fedax.simulate`, of a server that does not wait: what it minimises follows from the
             clients' speeds.
         compress: as of :func:`fedax.simulate`, used with ``pace`` only, for how long transfers take.
-        points: models to measure at, in the order of training; ``None`` in the place of one, or of all, is the model
+        points: models to measure at, in the order of training; ``None`` instead of one, or of all, is the model
             that ``simulate`` starts from.
         seed: of that one, of random work and of the minibatches of the local steps.
         sample: clients whose curvature is measured, drawn at random; default: all where examples × parameters is at

@@ -65,7 +65,7 @@ def fedavg_m_parameters(
         rounds: R ≥ 1.
         gradient_norm: G₀ = (1/N) Σ_i ‖∇f_i(x⁰)‖² ≥ 0, the mean squared norm.
         constant: c in (0, 1].
-        scale: > 0, in the place of the unnamed constant: η = scale · (right side)/(KL).
+        scale: > 0, instead of the unnamed constant: η = scale · (right side)/(KL).
 
     Raises:
         ConfigError: an argument outside its range.

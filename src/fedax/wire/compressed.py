@@ -140,7 +140,7 @@ def check_compressible(method: Algorithm, up: Compressor, uploads: list[Tree]) -
 
 
 def encoded(down: Compressor, download: Tree, key: Array, known: list[tuple[Array, Tree]]) -> Tree:
-    """A download with a message in the place of each array of real numbers.
+    """A download with a message instead of each array of real numbers.
 
     Args:
         down: the compressor.

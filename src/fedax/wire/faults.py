@@ -19,7 +19,7 @@ class Faults(Settings):
 
     Args:
         clients: their numbers; or their share of all N, in (0, 1], of which ⌈share·N⌉ are then drawn by ``seed``.
-        sends: a number, which stands in the place of every number of an upload; ``nan`` and ``inf`` are numbers too.
+        sends: a number, which replaces every number of an upload; ``nan`` and ``inf`` are numbers too.
         times: in place of ``sends``: what an upload is multiplied by; −1 turns it around.
         seed: ≥ 0.
 
@@ -67,7 +67,7 @@ class Faults(Settings):
         return tuple(sorted(drawn.tolist()))
 
     def send(self, upload: Tree) -> Tree:
-        """What a faulty client sends in the place of ``upload``."""
+        """What a faulty client sends instead of ``upload``."""
         if (number := self.sends) is not None:
             return jax.tree.map(lambda leaf: jnp.full_like(leaf, number), upload)
         return jax.tree.map(lambda leaf: leaf * jnp.asarray(self.times, jnp.result_type(leaf)), upload)

@@ -29,7 +29,7 @@ class SecureSum(Settings):
     Each upload is shortened to the norm ``clip``, all of its arrays together; one with a number that is not finite
     becomes 0. Its numbers, weighted, are rounded to the nearest multiple of a unit. With at most S clients in a round
     no client has more than m = ⌊(2^(bits−1) − 1)/S⌋ units, so no sum overflows, whatever clients send. The unit of the
-    sum Σ ω_i v_i is max ω · clip/m, about max ω · clip · S · 2^(1−bits); that of changes has max p in the place of
+    sum Σ ω_i v_i is max ω · clip/m, about max ω · clip · S · 2^(1−bits); that of changes has max p instead of
     max ω. Whole numbers add up to the same bits in every order: on any number of chunks, devices, processes and nodes.
 
     A simulation adds the same numbers without masks. At real nodes (``fedax deploy``) they are masked, by the protocol

@@ -10,10 +10,9 @@ from fedax.contract.algorithm import Round
 from fedax.contract.compression import Compressor, decoded
 from fedax.contract.types import Array, Number, Tree
 from fedax.federation.participation import weight_growth
-from fedax.wire.averages import Aggregator
+from fedax.wire.averages import Aggregator, Guard
 from fedax.wire.compressed import encoded
 from fedax.wire.faults import Faults
-from fedax.wire.guard import Guard
 from fedax.wire.privacy import DP, DownloadAndClip
 from fedax.wire.secure import FixedPoint, SecureSum
 from fedax.wire.sums import by_kind, clipped, weighted, without_marks
@@ -30,7 +29,7 @@ class Wire(eqx.Module):
     Args:
         faults: clients that send wrong uploads; ``None``: none do.
         guard: which uploads count; ``None``: all.
-        aggregate: the robust average in the place of the mean; ``None``: the mean.
+        aggregate: the robust average instead of the mean; ``None``: the mean.
         privacy: how uploads are clipped before they are summed; :class:`fedax.wire.privacy.Private` adds the noise.
         down: the compressor of downloads; ``None``: they are not compressed.
         lossy: whether uploads may get lost on their way, as those of real clients may.

@@ -1,7 +1,6 @@
 """The compressors, one family a file; :mod:`fedax.contract.compression` has what a compressor is."""
 
-from fedax.contract.compression import COMPRESSORS, Identity
-from fedax.contract.compressors.from_table import compressor
+from fedax.contract.compression import COMPRESSORS, Identity, compressor
 from fedax.contract.compressors.low_rank import PowerSGD
 from fedax.contract.compressors.quantized import QSGD, Cast, Natural, Sign
 from fedax.contract.compressors.sparse import RandomK, TopK

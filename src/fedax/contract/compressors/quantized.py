@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.compression import ArrayForm, Compressor
-from fedax.contract.compressors.traced import is_known
-from fedax.contract.packing import codes_of, numbers_of, packed, unpacked
+from fedax.contract.packing import codes_of, is_known, numbers_of, packed, unpacked
 from fedax.contract.types import Array, Number, Tree
 from fedax.errors import ConfigError
 from fedax.numbers import check_number

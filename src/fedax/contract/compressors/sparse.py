@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.compression import ArrayForm, Compressor
-from fedax.contract.compressors.traced import SEED_BITS, is_known, key_of, seed_of
 from fedax.contract.indices import shuffled
-from fedax.contract.packing import codes_of, packed, unpacked
+from fedax.contract.packing import SEED_BITS, codes_of, is_known, key_of, packed, seed_of, unpacked
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.numbers import check_number
 
@@ -159,7 +158,7 @@ def _largest(x: Array, k: Array) -> Array:
 
 
 def _most(kind: "np.dtype[Unknown]", bits: int, holds: Callable[[Array], Array]) -> Array:
-    """The largest whole number of so many bits for which something holds that holds for all smaller ones too."""
+    """Binary search: the largest number of so many bits that satisfies a monotone predicate."""
 
     def add(at: Array, low: Array) -> Array:
         bound = low | jnp.left_shift(jnp.ones((), kind), bits - 1 - at.astype(kind))

@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.compression import ArrayForm, Compressor, Message
-from fedax.contract.compressors.from_table import compressor
-from fedax.contract.compressors.traced import SEED_BITS, key_of, seed_of
+from fedax.contract.compression import ArrayForm, Compressor, Message, compressor
 from fedax.contract.indices import independent
-from fedax.contract.packing import packed, unpacked
+from fedax.contract.packing import SEED_BITS, key_of, packed, seed_of, unpacked
 from fedax.contract.types import Array, Number, Tree
 from fedax.errors import ConfigError
 
@@ -127,7 +125,7 @@ class ErrorFeedback(Compressor):
         return self.of.bits(form)
 
     def alpha(self, d: int) -> Number | None:
-        """Of C, which is applied to x + e."""
+        """α of C, which is applied to x + e."""
         alpha, omega = self.of.alpha(d), self.of.omega(d)
         return 1 / (1 + omega) if alpha is None and omega is not None else alpha
 
@@ -143,7 +141,7 @@ def _power_of_two(d: int) -> int:
 
 
 def _filled(form: ArrayForm) -> ArrayForm:
-    """Of the vector that is filled up to a power of two."""
+    """The form of the vector, padded to a power of two."""
     return ArrayForm.of(jax.ShapeDtypeStruct((_power_of_two(form.size),), form.kind))
 
 

@@ -373,7 +373,7 @@ def _contribute(
 
     ``who``: the clients; and the row of ``memory``, if that is one client that works alone. ``conclude_with``: if the
     block is the whole cohort, what the server knows of the round, and who counts so far; then the server's new state is
-    returned in the place of the sum.
+    returned instead of the sum.
     """
     clients, row = who
     _, shared = _exchange(inputs, stage, number)

@@ -239,7 +239,7 @@ def _settle(future: Future[Any], result: Callable[[], Any]) -> None:
 
 
 class Processes(Executor):
-    """Processes of this machine, ``number`` at a time, each on one core; one that dies takes no other with it.
+    """An executor of ``number`` processes, each on one core; the death of one does not affect the others.
 
     Args:
         number: ≥ 1; default: one for each core.
@@ -288,7 +288,7 @@ class Processes(Executor):
 
 
 class _Worker:
-    """Takes calls on one core, one after another, by a process that is replaced after so many, and when it has died."""
+    """Runs calls one after another on one core, in a process that is replaced after a number of calls or if it dies."""
 
     def __init__(self, core: int, together: int):
         self._core, self._together, self._left = core, together, 0

@@ -238,7 +238,7 @@ def work(job: ClusterJob, perform: Perform) -> Outcome:
 
 @contextlib.contextmanager
 def _folder_of(job: ClusterJob) -> Iterator[Path]:
-    """The run folder of a job; beside one that stays are the seconds of the processor that it has taken so far."""
+    """The run folder of a job. Beside one that stays, a file has its processor seconds so far."""
     if not job.place:
         with tempfile.TemporaryDirectory(prefix="fedax-") as place:
             (folder := Path(place) / "run").mkdir()

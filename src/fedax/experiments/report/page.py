@@ -17,7 +17,7 @@ from fedax.experiments.report import pictures, privacy
 from fedax.experiments.runs import Path, Record, lost
 from fedax.experiments.statistics import Aim, Target, target_of
 from fedax.experiments.summary import GONE, Method, ProblemResults, spread, thousands
-from fedax.figures.style import CLASS_COLOURS, COLOURS
+from fedax.figures.series import CLASS_COLOURS, COLOURS
 from fedax.files import write_atomic
 
 _AGAIN = {"nodes": "fedax deploy run config.toml --link HOST:PORT", PYTHON: "the same fedax.compare(…) in Python"}

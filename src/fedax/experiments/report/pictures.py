@@ -10,8 +10,7 @@ import numpy as np
 
 from fedax.columns import HEARD, heard_enough
 from fedax.experiments.runs import finite
-from fedax.figures.series import Chart, Series
-from fedax.figures.style import CLASS_COLOURS, COLOURS, dash
+from fedax.figures.series import CLASS_COLOURS, COLOURS, Chart, Series, dash
 
 MANY = 8  # with more methods bands are faint and lines thin
 

@@ -8,7 +8,7 @@ from fedax.experiments.runs import Record
 
 _NEIGHBOURS = {
     "add or remove a client": "whether any one client took part, with all of its data",
-    "replace a client": "which of two clients, with all of their data, took part in the place of one",
+    "replace a client": "which of two clients, with all of their data, took part instead of one",
 }
 
 

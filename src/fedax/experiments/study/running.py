@@ -33,7 +33,7 @@ def carry_out(
         jobs: how many processes; default: one for each core.
         hours: after this time no job begins, and running jobs are stopped, each with a checkpoint.
         watch: called with a sentence about each job that begins or ends.
-        executor: of ``concurrent.futures``, in the place of processes here. Jobs have no checkpoints there: one that is
+        executor: of ``concurrent.futures``, instead of processes here. Jobs have no checkpoints there: one that is
             under way when ``hours`` are over begins anew the next time.
 
     Returns:

@@ -360,7 +360,7 @@ def costs(method: Method) -> tuple[float, float]:
 
 
 def _cheaper(one: Method, other: Method) -> bool:
-    """Whether a method costs clearly less, so that it is preferred among those that are not distinguished."""
+    """Whether a method is clearly cheaper, and so preferred among methods that are not distinguished."""
     (traffic, gradients), (most, others) = costs(one), costs(other)
     return traffic < _LESS * most or (traffic <= most and gradients < _LESS * others)
 

@@ -22,8 +22,7 @@ from fedax.columns import PERSONAL
 from fedax.contract.algorithm import Algorithm, Exchange, Round
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
-from fedax.data.federated import FederatedData
-from fedax.data.split import part_sizes, split
+from fedax.data.split import part_sizes
 from fedax.data.transform import Strict
 from fedax.engine.checks import labels_of
 from fedax.engine.dry_run import DryRun, dry_run
@@ -142,13 +141,6 @@ class Agreement(Strict):
         weights = named[self.weights] if isinstance(self.weights, str) else np.array(self.weights)
         sizes = whole if self.split is None else train_sizes(whole, self.split)["train"]
         return Census(sizes.astype(np.int64), weights, example, self.names, held=dict.fromkeys(self.parts, 1))
-
-    def split_data(self, data: FederatedData) -> dict[str, FederatedData | None]:
-        """The rows of some of the clients in their parts, ``"train"`` and those that are held out."""
-        if self.split is None:
-            return {"train": data, "val": None, "test": None}
-        places = [self.names.index(data.name(i)) for i in range(data.num_clients)]
-        return dict(split(data, **self.split, places=places)._asdict())
 
 
 _AGREEMENT = pydantic.TypeAdapter(Agreement)

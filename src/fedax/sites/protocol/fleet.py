@@ -116,7 +116,7 @@ class Fleet:
         """The answers of some nodes as they come; ``None`` for those that do not answer in time.
 
         A node that is gone is asked again when it is back. One that timed out before is not waited for again until it
-        has shown a sign of life. ``timeout``: seconds, in the place of the fleet's own.
+        has shown a sign of life. ``timeout``: seconds, instead of the fleet's own.
 
         Raises:
             NodeError: a node answered that it cannot, or to another question.

@@ -115,7 +115,7 @@ def _bytes(text: str, size: int | None = None) -> bytes:
     """
     found = base64.b64decode(text, validate=True)
     if size is not None and len(found) != size:
-        raise ValueError(f"{len(found)} bytes in the place of {size}")
+        raise ValueError(f"{len(found)} bytes instead of {size}")
     return found
 
 

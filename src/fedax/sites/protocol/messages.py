@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A failure in the place of an answer.
+    """A failure instead of an answer.
 
     Attributes:
         text: what happened.

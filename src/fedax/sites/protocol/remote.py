@@ -1,7 +1,7 @@
 """Real clients, the server's side: each client is at a node, which answers for its clients with one weighted sum.
 
 The server has no examples. The node's side is :mod:`fedax.sites.protocol.site`; a transport of
-:mod:`fedax.sites.protocol.messages` carries the messages. Between rounds the state has, in the place of client memory,
+:mod:`fedax.sites.protocol.messages` carries the messages. Between rounds the state has, instead of client memory,
 its version at the node.
 
 A round is a generator that yields messages to the nodes and is sent their answers. So the first messages of a round can

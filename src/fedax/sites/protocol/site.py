@@ -70,7 +70,7 @@ from fedax.sites.protocol.roster import Roster
 from fedax.sites.protocol.runs import SiteData, SiteRun, count, counts, run_of
 from fedax.sites.protocol.store import Store, read_rounds, write_line
 from fedax.tasks.task import Task
-from fedax.wire.guard import Guard
+from fedax.wire.averages import Guard
 from fedax.wire.wire import Wire
 
 _READY = 128  # the most runs that are kept prepared

@@ -62,7 +62,7 @@ def train(given: _Trained) -> Run:
     With ``pace``, the server takes answers as they come; a node that is away is late. It needs no ``clock``.
 
     Returns:
-        :class:`fedax.Run`; its ``memory`` has in the place of client memory where it is: the number of the run and the
+        :class:`fedax.Run`; its ``memory`` has instead of client memory where it is: the number of the run and the
         version of each client's memory at its node.
 
     Raises:

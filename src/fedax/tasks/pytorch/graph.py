@@ -235,7 +235,7 @@ def _without_underscore(target: str) -> str | None:
 
 
 def with_refs(value: Any, made: Callable[[str], Any]) -> Any:
-    """An argument with ``made(name)`` in the place of each value of the graph."""
+    """An argument with ``made(name)`` instead of each value of the graph."""
     if isinstance(value, Ref):
         return made(value.name)
     return tuple(with_refs(inner, made) for inner in value) if isinstance(value, tuple) else value

@@ -15,8 +15,7 @@ from fedax.errors import ConfigError, DataError, ExampleError, unknown
 from fedax.files import regular
 from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES
-from fedax.tasks.losses import correct, cross_entropy
-from fedax.tasks.once import once
+from fedax.tasks.losses import correct, cross_entropy, once
 from fedax.tasks.pytorch import archive, graph
 from fedax.tasks.pytorch.model import TorchModel, of_archive
 from fedax.tasks.task import Task
