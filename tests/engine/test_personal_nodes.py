@@ -212,5 +212,7 @@ def test_an_initial_model_that_nodes_cannot_know_is_refused():
     x = {"w": np.ones(3, np.float32)}
     with pytest.raises(ConfigError, match=r"params.*task\.start"):
         at_nodes(*METHODS["mr-mtl"], **OPTIONS | {"params": x})
+    with pytest.raises(ConfigError, match=r"params.*STEM.*task\.start"):
+        at_nodes(fedax.create("stem", prev="local"), TASK, **OPTIONS | {"params": x})
     run, _ = at_nodes(*METHODS["ifca"], **OPTIONS | {"params": x})  # of which clients keep nothing at the beginning
     assert run.status == "finished"
