@@ -142,13 +142,23 @@ def test_a_part_of_which_nobody_knows_whose_it_is_has_no_figure():
     assert np.isfinite(run.history["test_loss"]).all() and np.isfinite(run.history["train_loss_personal"]).all()
 
 
-def test_in_secure_sums():
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("first", {"secure": fedax.SecureSum(clip=10.0)}),
+        ("ditto", {"compress": fedax.TopK(0.5)}),
+        ("mr-mtl", {"privacy": fedax.DP(clip=0.5, noise=0.5, delta=1e-3, noise_seed=7)}),
+    ],
+    ids=["secure", "compressed", "private"],
+)
+def test_with_what_a_run_puts_around_a_method(name, more):
     pytest.importorskip("cryptography")
-    method, task = METHODS["first"]
-    options = OPTIONS | {"secure": fedax.SecureSum(clip=10.0)}
-    run, _ = at_nodes(method, task, split=SPLIT, known=here.rosters(3), **options)
-    data, test = split_here(task)
-    other = fedax.simulate(method, task, data, test=test, **options)
+    method, task = METHODS[name]
+    options = OPTIONS | more
+    data = numbered(TRAIN, task).with_weights(np.full(5, 0.2))
+    transport = Here(here.sites(data, WHERE, known=here.rosters(3)), forgets=True)
+    run = here.trained(method, task, data, transport, **options)
+    other = fedax.simulate(method, task, data, **options)
     equal(run, other, [*own_columns(other), "turn_age", "newcomers"])
 
 
@@ -202,5 +212,7 @@ def test_an_initial_model_that_nodes_cannot_know_is_refused():
     x = {"w": np.ones(3, np.float32)}
     with pytest.raises(ConfigError, match=r"params.*task\.start"):
         at_nodes(*METHODS["mr-mtl"], **OPTIONS | {"params": x})
+    with pytest.raises(ConfigError, match=r"params.*STEM.*task\.start"):
+        at_nodes(fedax.create("stem", prev="local"), TASK, **OPTIONS | {"params": x})
     run, _ = at_nodes(*METHODS["ifca"], **OPTIONS | {"params": x})  # of which clients keep nothing at the beginning
     assert run.status == "finished"

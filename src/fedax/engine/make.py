@@ -343,6 +343,7 @@ def bind(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> Job:
     plan, x, whole = planned.plan, planned.x, asked.task
     # At nodes time is measured.
     clock = None if here is None or asked.clock is None else asked.clock.bind(census, asked.seed)
+    _check_start(checked, planned)
     row = jax.eval_shape(first_state, traced.method, x)[1]
     paced = pacing(asked, planned.hyper.method, row, traced.forms[1][0])
     memory = "nodes"
@@ -432,7 +433,6 @@ def _personal(checked: CheckedInput, planned: PlannedRun) -> PersonalPlan | None
     if not has_personal(planned.hyper.method):
         return None
     if data is None:
-        _check_start(checked, planned)
         at_nodes = [part for part, number in checked.census.held.items() if number and part not in parts]
         return PersonalPlan(turns, dict.fromkeys(at_nodes))
     names = [data.name(i) for i in range(data.num_clients)]
@@ -442,10 +442,11 @@ def _personal(checked: CheckedInput, planned: PlannedRun) -> PersonalPlan | None
 
 def _check_start(checked: CheckedInput, planned: PlannedRun) -> None:
     """Refuse an initial model that nodes cannot know, where their clients keep something of it from the beginning."""
+    if checked.data is not None or checked.asked.params is None:
+        return
     method, x = planned.hyper.method, planned.x
     kept, other = (first_state(method, each)[1] for each in (x, x.map(lambda leaf: leaf + 1)))
-    same = jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), kept, other)
-    if checked.asked.params is not None and not all(jax.tree.leaves(same)):
+    if not jax.tree.all(jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), kept, other)):
         hint = f"clients of {method.traits().name} at nodes begin from the model that the task draws; leave it out"
         raise ConfigError("params", "a model", f"{hint} (task.start)")
 

@@ -178,7 +178,8 @@ class SiteRun(NamedTuple):
         for part, examples in self.parts.items():
             held = self.held[part]
             if not isinstance(held, FederatedData) and len(self.ids) == 1:
-                held = FederatedData(examples, [count(examples)], names=[self.agreement.names[self.ids[0]]])
+                name = self.agreement.names[self.ids[0]]
+                held = FederatedData(examples, [count(examples)], names=[name], _finite=True)
             if (rows := own_rows(held, self.agreement.names)) is not None:
                 found[part] = rows
         return found
