@@ -236,3 +236,16 @@ def test_other_columns_are_not_covered_where_each_client_is_left_out(tmp_path):
     (problem,) = summary.problems([record])
     assert problem.judge == "test_loss" and not problem.sure and problem.star is None
     assert "judge by unseen_loss" in " ".join(summary.verdict(problem))
+
+
+def test_each_seed_leaves_out_its_own_clients_side_by_side_too(tmp_path):
+    data = DIGITS["data"] | {"clients": 4, "split": {"test": 0.2, "clients": 0.25}}
+    table = config(BASE | {"label": "a"}, split_seeds=True, seeds=[0, 1]) | {"data": data}
+    record = execute(build(table), tmp_path, drawn=False)
+    experiment = build(table)
+    train, _, test = experiment.split(1)
+    assert train.unseen.test.names != experiment.data.unseen.test.names
+    same = fedax.simulate(
+        fedax.create("fedavg", lr=0.1), experiment.task, train, test=test, seed=1, rounds=4, batch_size=32
+    )
+    np.testing.assert_allclose(record.of("a")[1].history["unseen_loss"], same.history["unseen_loss"], rtol=1e-4)

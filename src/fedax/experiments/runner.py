@@ -543,7 +543,8 @@ def same_shapes(experiment: Experiment) -> bool:
     """Whether the splits of all seeds have equal shapes, client by client, and fit into memory together."""
     seeds, form = experiment.config["run"]["seeds"], None
     for seed in seeds:
-        parts = experiment.split(seed)
+        train, *held = experiment.split(seed)
+        parts = [train, *held, *(getattr(train, "unseen", None) or ())]
         leaves = [leaf for part in parts for leaf in jax.tree.leaves(getattr(part, "examples", part))]
         if sum(leaf.nbytes for leaf in leaves) * len(seeds) > device_bytes() / _SHARE:
             return False
