@@ -191,7 +191,9 @@ class Baselines:
             be = "is" if len(worse) == 1 else "are"
             names = ", ".join(worse[:_NAMED]) + f" and {len(worse) - _NAMED} more" * (len(worse) > _NAMED)
             text = f"Against {name}: {len(worse)} of {known} clients {be} worse off{f' ({names})' if worse else ''}, "
-            text += f"{int((sides == 1).sum())} better off; by chance alone {LEVEL / 2 * known:.2g} would be either."
+            chance = LEVEL / 2 * known
+            text += f"{int((sides == 1).sum())} better off; by chance alone "
+            text += f"{chance:.2g} would be either." if chance < 10 else f"{chance:.0f} would be either."
             said.append(text)
         rates = ", ".join(f"{rate:g}" for rate in self.rates)
         tries = f"rates {rates} and 0 to {self.seeds[0].most} passes over a client's rows"
