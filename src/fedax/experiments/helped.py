@@ -92,6 +92,13 @@ class Baselines:
         rates: the learning rates that were tried.
         seeds: what was found with each seed.
         private: whether the run is private.
+
+    Example:
+        >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
+        >>> run = fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, rounds=4)
+        >>> found = baselines(run, data, val=data, test=data)
+        >>> found.table()["name"].tolist(), found.side("local only").tolist()  # one row tells no chance
+        (['client 0', 'client 1', 'client 2'], [0, 0, 0])
     """
 
     label: str
