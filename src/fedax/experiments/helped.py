@@ -92,6 +92,13 @@ class Baselines:
         rates: the learning rates that were tried.
         seeds: what was found with each seed.
         private: whether the run is private.
+
+    Example:
+        >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
+        >>> run = fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, rounds=4)
+        >>> found = baselines(run, data, val=data, test=data)
+        >>> found.table()["name"].tolist(), found.side("local only").tolist()  # one row tells no chance
+        (['client 0', 'client 1', 'client 2'], [0, 0, 0])
     """
 
     label: str
@@ -191,7 +198,9 @@ class Baselines:
             be = "is" if len(worse) == 1 else "are"
             names = ", ".join(worse[:_NAMED]) + f" and {len(worse) - _NAMED} more" * (len(worse) > _NAMED)
             text = f"Against {name}: {len(worse)} of {known} clients {be} worse off{f' ({names})' if worse else ''}, "
-            text += f"{int((sides == 1).sum())} better off; by chance alone {LEVEL / 2 * known:.2g} would be either."
+            chance = LEVEL / 2 * known
+            text += f"{int((sides == 1).sum())} better off; by chance alone "
+            text += f"{chance:.2g} would be either." if chance < 10 else f"{chance:.0f} would be either."
             said.append(text)
         rates = ", ".join(f"{rate:g}" for rate in self.rates)
         tries = f"rates {rates} and 0 to {self.seeds[0].most} passes over a client's rows"
