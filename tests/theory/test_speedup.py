@@ -93,7 +93,7 @@ QU = {"smoothness": 2.0, "period": 4, "variance": 3.0, "gradient": 1.3, "distanc
 
 
 def test_bounds_for_convex_losses_are_those_of_their_recursions():
-    """The strongly convex one is the recursion's own value, step by step; the theorem's form is up to 3 times larger."""
+    """The strongly convex one is the recursion's value, step by step; the theorem's form is up to 3 times larger."""
     for cohort, replacement in ((None, True), (4, True), (4, False)):
         given = {**QU, "clients": 8, "cohort": cohort, "replacement": replacement, "nu_max": 1.5}
         share = 0 if cohort is None else (1 if replacement else 4 / 7)

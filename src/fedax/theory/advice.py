@@ -415,8 +415,8 @@ def _advice_without_corrections(case: Case) -> Remedy:
     if momentum and x.left > max(3 * total, case.least):
         text = (
             f"Take {MOMENTUM} in place of {name}, or train longer: what keeps {name} from the lowest loss is not that "
-            f"clients are unlike, nor noise, but that it is still on its way; {case.up_to(x.left)} is left, and momentum "
-            f"goes faster ({_TRIED})."
+            f"clients are unlike, nor noise, but that it is still on its way; {case.up_to(x.left)} is left, and "
+            f"momentum goes faster ({_TRIED})."
         )
         then = "fedavg-m sends one model more to each client, momentum at the server nothing; tune lr together with it."
         return Remedy(MOMENTUM, x.left, text, then)

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -60,9 +60,7 @@ class PartSection(Section):
     tuned_by: str | None = None
     hold: dict[str, Table] = pydantic.Field(default={})  # method -> {c = "lr^-2"}: settings tied to tuned ones
     printed: Table | None = None  # the paper's grid, as in ``sweep.grid``; {}: it prints none; None: there is no paper
-    holes: dict[str, list[str]] = pydantic.Field(
-        default={}
-    )  # method -> known holes of its grid, see ``holes`` of rules
+    holes: dict[str, list[str]] = pydantic.Field(default={})  # method -> known holes of its grid (``rules.holes``)
     unfair: dict[str, str] = pydantic.Field(default={})  # method -> why pairs with it do not count
     scope: str = ""  # what the verdict is limited to, such as "for a network of 2,306 parameters"
     provisional: str = ""  # why no conclusion is drawn from the part
@@ -327,9 +325,13 @@ def _part(section: PartSection, changes: Sequence[Table], folder: Path) -> Study
     names = labels(check(config).methods)
     for row, label in zip(config["methods"], names, strict=True):
         row["label"] = label
-    claimed = itertools.chain.from_iterable(section.claims)
-    named = {"methods": section.methods or (), "claims": claimed, "hold": section.hold, "unfair": section.unfair}
-    named["holes"] = section.holes
+    named: dict[str, Iterable[str]] = {
+        "methods": section.methods or (),
+        "claims": itertools.chain.from_iterable(section.claims),
+        "hold": section.hold,
+        "unfair": section.unfair,
+        "holes": section.holes,
+    }
     for field_name, given in named.items():
         for label in given:
             if label not in names:

@@ -10,7 +10,7 @@ from fedax.experiments.runs import Path, finite, read
 from fedax.experiments.study.parts import Study, StudyPart, accepted, axes_of, close, grid_of, held_of, short
 from fedax.experiments.study.results import results_of
 
-WIDE, NEAR = 10 / 3, 2.0  # the largest ratio of neighbouring rates, and of those next to the best: 1, 3, 10 has 10/3
+WIDE, NEAR = 10 / 3, 2.0  # the largest ratio of neighbouring rates; of those next to the best
 MORE = 1.5  # the largest fair ratio of tuning runs: extended grids of four or five values differ by less
 
 
@@ -19,7 +19,7 @@ def faults(study: Study, folder: Path) -> list[str]:
 
     The rules: no choice by test data; no seed both for tuning and for results; no result at settings that were not
     chosen; scores equal to the rows of the run folders, where these still exist. The findings of :func:`unsure` are
-    included, except for parts that are marked as provisional; and so are :func:`holes` of grids that a part does not name.
+    included, except for parts that are marked as provisional, and those of :func:`holes` that a part does not name.
     """
     sentences = []
     study.results = results_of(folder)
@@ -61,8 +61,8 @@ def holes(study: Study, part: StudyPart) -> dict[str, list[str]]:
     """What the grid of each method of a part leaves out; empty lists if nothing.
 
     - ``"lr 0.005"``: the paper prints this value, and it was not tried.
-    - ``"lr 0.002 to 0.01"``: a step of a learning rate, from one value that was tried to the next, of more than a factor
-      of 3 (grids of 1, 3, 10 count as 3), or of more than 2 next to the best.
+    - ``"lr 0.002 to 0.01"``: a step of a learning rate, from one value that was tried to the next, of more than a
+      factor of 3 (grids of 1, 3, 10 count as 3), or of more than 2 next to the best.
 
     Parts that say nothing of a paper's grid, and methods that are not tuned, have none.
     """

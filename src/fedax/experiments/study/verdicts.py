@@ -183,7 +183,8 @@ def remark(part: StudyPart, record: Record) -> str:
     together = pool(part, record)
     if together is None:
         return ""
-    more, fewer = [], []
+    more: list[str] = []
+    fewer: list[str] = []
     for claim in fair(part, claims(part, record)):
         if claim.result != claim.pooled_result:
             told = claim.pooled_result if claim.result == "not told" else claim.result
