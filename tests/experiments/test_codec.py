@@ -158,6 +158,21 @@ def test_a_solver_of_a_file_is_that_of_optax(table, solver):
     assert found == pytest.approx([float(leaf.sum()) for leaf in jax.tree.leaves(run.params)], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("table", "server"),
+    [
+        ({"name": "lion", "learning_rate": 0.01}, lambda: fedax.OptaxServer(optax.lion, learning_rate=0.01)),
+        ([{"name": "clip_by_global_norm", "max_norm": 0.1}, {"name": "adam", "learning_rate": 0.1}],
+         lambda: fedax.OptaxServer(optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.1)))),
+        ({"name": "adam", "server_lr": 0.1, "beta1": 0.5}, lambda: fedax.Adaptive("adam", server_lr=0.1, beta1=0.5)),
+    ],
+)  # fmt: skip
+def test_a_server_of_a_file_is_fedax_s_or_optax_s(table, server):
+    found, built = _trained({"name": "fedavg", "server": table})
+    run = fedax.simulate(fedax.create("fedavg", server=server()), built.task, built.data, rounds=4, batch_size=32)
+    assert found == pytest.approx([float(leaf.sum()) for leaf in jax.tree.leaves(run.params)], rel=1e-5)
+
+
 def test_the_methods_lr_is_that_of_its_solver_and_may_be_a_schedule_of_the_round():
     cosine = {"kind": "cosine", "value": 0.5, "rounds": 4, "warmup": 1}
     by_lr, _ = _trained({"name": "fedavg", "lr": cosine, "solver": "sgd"})
@@ -187,6 +202,10 @@ def test_the_methods_lr_is_that_of_its_solver_and_may_be_a_schedule_of_the_round
         ({"solver": 3}, "methods.fedavg.solver", "table"),
         ({"solver": []}, "methods.fedavg.solver", "table"),
         ({"solver": "sgd", "lr": 0.1, "momentum": 0.9}, "methods.fedavg.momentum", "solver"),
+        ({"server": {"name": "lion"}}, "methods.fedavg.server.learning_rate", "missing"),
+        ({"server": {"name": "lyon", "learning_rate": 0.1}}, "methods.fedavg.server.name", "'lion'"),
+        ({"server": {"name": "adam", "learning_rate": 0.1}}, "methods.fedavg.server.learning_rate", "server_lr"),
+        ({"server": {"name": "lion", "learning_rate": 0.1}, "server_lr": 0.1}, "methods.fedavg.server_lr", "object"),
         ({"lr": {"kind": "cosin", "value": 0.1, "rounds": 9}}, "methods.fedavg.lr.kind", "'cosine'"),
         ({"lr": {"kind": "cosine", "value": 0.1}}, "methods.fedavg.lr.rounds", "missing"),
         ({"lr": {"kind": "cosine", "value": 0.1, "rounds": 5, "warmup": 5}}, "methods.fedavg.lr.rounds", "6"),

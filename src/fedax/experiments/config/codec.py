@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 import fedax
+from fedax.algorithms.server import SERVERS
 from fedax.contract.compression import COMPRESSORS, Compressor
 from fedax.contract.regularizers import REGULARIZERS, Regularizer
 from fedax.contract.schedule import SCHEDULES, Piecewise
@@ -52,7 +53,8 @@ FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of 
 
 _MOST = 1000  # the most entries of a list, and characters of a text, that are written
 _PART = ("trainable", "lora")  # settings of the section task that say which part of the model is trained
-_NOT_SCHEDULES = ("regularizer", "compress", "solver", "staleness")  # hyper-parameters whose tables are no schedules
+# Hyper-parameters whose tables are no schedules.
+_NOT_SCHEDULES = ("regularizer", "compress", "server", "solver", "staleness")
 
 _PERSONAL = Component(
     "personal", fedax.PersonalPart, "", defaults={"leaves": inspect.Parameter.empty}, fixed={"start": None}
@@ -193,11 +195,18 @@ class _Chain:
         return optax.chain(*(getattr(optax, name)(**own) for name, own in zip(self.names, arguments, strict=True)))
 
 
-class _SolverCodec:
-    """A local solver: a function of optax by its name, with its arguments; or a list of them, one after the other."""
+@dataclass(frozen=True)
+class _OptaxCodec:
+    """A part made of optax: a function by its name, with its arguments; or a list of them, one after the other.
+
+    Attributes:
+        of: the class of the part.
+    """
+
+    of: Callable[..., Any]
 
     def read(self, field: str, given: Any, lr: Any = None) -> Any:
-        """The solver; ``lr``: the learning rate of its last part, where that has none itself."""
+        """The part; ``lr``: the learning rate of its last function, where that has none itself."""
         many = isinstance(given, list) and len(given) > 0
         for row in given if many else [given]:
             if not isinstance(row, str | Mapping):
@@ -217,13 +226,14 @@ class _SolverCodec:
         arguments: Table = {}
         for k, (component, row, at) in enumerate(zip(parts, rows, fields, strict=True)):
             if "learning_rate" in component.arguments and "learning_rate" not in row:
-                raise ConfigError(f"{at}.learning_rate", None, "this is missing; give it, or the method's lr")
+                instead = ", or the method's lr" if self.of is fedax.Optax else ""
+                raise ConfigError(f"{at}.learning_rate", None, f"this is missing; give it{instead}")
             component.check(row, component.arguments, f"{at}.")
             for name, value in row.items():
                 read = _argument_of_optax(f"{at}.{name}", value, component.arguments[name])
                 arguments[f"{k}.{name}" if many else name] = read
         make = _Chain(tuple(component.name for component in parts)) if many else parts[0].make
-        return within(field, lambda: fedax.Optax(make, **arguments))
+        return within(field, lambda: self.of(make, **arguments))
 
 
 def _argument_of_optax(field: str, value: Any, default: Any) -> Any:
@@ -317,7 +327,8 @@ ADAPTIVE = ArgumentsCodec(fedax.AdaptiveClip)
 PARTICIPATIONS = _ParticipationCodec(PARTICIPATION, "kind")
 PRIVACY = _PrivacyCodec(fedax.DP, brief=True)
 SCHEDULE = _ScheduleCodec()
-SOLVER = _SolverCodec()
+SERVER = _OptaxCodec(fedax.OptaxServer)
+SOLVER = _OptaxCodec(fedax.Optax)
 TRACKS = ComponentCodec(TRACKERS)
 WORKS = ComponentCodec(WORK, "kind")
 
@@ -516,6 +527,10 @@ def method_of(section: MethodSection, label: str, code: own.Code) -> tuple[fedax
         if lr is not None:
             check_number(f"{place}.lr", lr, 0, open_low=True)
         arguments["solver"] = SOLVER.read(f"{place}.solver", solver, lr)
+    if isinstance(server := given.get("server"), dict | list):
+        published = isinstance(server, dict) and server.get("name") in SERVERS
+        codec: Any = ComponentCodec(SERVERS) if published else SERVER
+        arguments["server"] = codec.read(f"{place}.server", server)
     if own.is_own(component):
         method = within(place, lambda: own.made(component, arguments))
         defaults = {name: own.plain(value) for name, value in component.arguments.items()}
