@@ -20,7 +20,7 @@ class Patience:
     count.
 
     Args:
-        column: of the history, as a rule one of validation: by the test's, the figures of the test would flatter.
+        column: of the history, usually one of validation: chosen by the test's, test figures would flatter.
         evaluations: ≥ 1, after so many without a better value the run ends.
         least: ≥ 0, by how much a value has to be better to count.
         higher: whether higher is better; ``None``: as the metric or the column's name tells.
