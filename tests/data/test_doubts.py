@@ -187,7 +187,7 @@ def test_in_python(model):
         with pytest.raises(DataError, match=r"7 of 8 rows.*first in column 'age', row 2\)"):
             call(NEW, strict=True)
         assert len(usual) == 8 and len(call(NEW[:1])) == 1  # without a warning
-    with pytest.raises(ConfigError, match="known of tables only"):
+    with pytest.raises(ConfigError, match="trained on tables"):
         model.predict(np.zeros((1, 8), np.float32), strict=True)
 
 
@@ -201,7 +201,7 @@ def test_the_command(model, tmp_path, monkeypatch):
     assert "new.csv: 7 of 8 rows have cells" in " ".join(result.output.split())
     result = run("new.csv", "--out", "p.csv")
     assert result.exit_code == 0, result.output
-    assert "7 of 8 rows have cells that" in result.output
+    assert "7 of 8 rows have cells unlike" in result.output
     assert "  age: 2 are far outside of training, beyond" in result.output
     table = pandas.read_csv("p.csv", keep_default_na=False)
     assert table["doubts"].tolist() == model.doubts(NEW).by_row() and list(table.columns)[-1] == "doubts"

@@ -32,7 +32,7 @@ def predict(
         str | None, typer.Option(help="The decimal point of the .csv file.", show_default="found")
     ] = None,
     encoding: Annotated[str | None, typer.Option(help="Its encoding.", show_default="found")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that training had nothing like.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse rows with cells unlike those of training.")] = False,
     client: Annotated[
         str | None, typer.Option(help="Predict with this client's own model.", metavar="NAME", show_default=False)
     ] = None,
@@ -40,8 +40,8 @@ def predict(
     """Predict for new rows with a model that was trained.
 
     Writes a row for each row, in their order: the columns that the model leaves aside,
-    such as an id; the prediction; the probability of each class; and doubts: cells that
-    training had nothing like, because they cannot be read, lie far outside, are unknown
+    such as an id; the prediction; the probability of each class; and doubts: cells unlike
+    anything in training, because they cannot be read, lie far outside, are unknown
     categories, or are missing where none was. They are counted on the screen, too. Where
     the new rows have labels, the loss and the metrics are printed.
 
@@ -66,11 +66,11 @@ def predict(
         echo(f"note: {source} is read as {written}")
     echo(f"{rows} predictions: {out}")
     if doubts:
-        echo(f"{doubts.doubtful} of {rows} rows have cells that training had nothing like (column doubts):")
+        echo(f"{doubts.doubtful} of {rows} rows have cells unlike anything in training (column doubts):")
         for line in doubts.lines():
             echo(f"  {line}")
     if doubts is not None and doubts.unknown:
-        echo(f"Ranges of training are not known of: {', '.join(doubts.unknown)}. A new model will have them.")
+        echo(f"This model does not know the training ranges of: {', '.join(doubts.unknown)}. A new one will.")
     if measured:
         figures = {f"test_{name}": value for name, value in measured.items()}
         texts = [f"{describe(name).label.removeprefix('Test ')} {show(name, value)}" for name, value in figures.items()]

@@ -254,7 +254,7 @@ def check_optimum(problem: TestProblem) -> str:
     solver = getattr(problem.method, "solver", None)
     if isinstance(solver, Solver) and not is_linear(solver):
         raise NotPromised(
-            "its theorems are of local steps that are linear in the gradients, which its solver's are not"
+            "its theorems are about local steps that are linear in the gradients, which its solver's are not"
         )
     far = _ends(problem, problem.method, 3 if problem.equal or exact == "equal steps" else _TAU)
     text = f"{far:.1e} of the clients' spread from the optimum after 20,000 rounds"

@@ -146,7 +146,7 @@ def unread_of(kind: str, given: Any, name: str) -> list[str]:
 def in_words(doubts: Doubts) -> str:
     """All doubts in words."""
     rows = f"{doubts.doubtful} of {doubts.rows} rows have"
-    return f"{rows} cells that training had nothing like. {'; '.join(doubts.lines())}"
+    return f"{rows} cells unlike anything in training. {'; '.join(doubts.lines())}"
 
 
 def refuse(doubts: Doubts) -> None:

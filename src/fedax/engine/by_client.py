@@ -44,7 +44,7 @@ def evaluate(task: Task, params: Tree, data: FederatedData, params_per_client: T
     Args:
         task: what was learned, with its metrics.
         params: the model, such as ``run.params``.
-        data: the clients' examples, held-out ones as a rule.
+        data: the clients' examples, usually held-out ones.
         params_per_client: in place of ``params``, a model for each client: a pytree like ``params`` with leaves
             [N, ...].
 

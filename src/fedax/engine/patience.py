@@ -20,7 +20,7 @@ class Patience:
     count.
 
     Args:
-        column: of the history, as a rule one of validation: by the test's, the figures of the test would flatter. Of a
+        column: of the history, usually one of validation: chosen by the test's, test figures would flatter. Of a
             method with personal models it is theirs: ``"val_loss_personal"`` where ``"val_loss"`` is named.
         evaluations: ≥ 1, after so many without a better value the run ends.
         least: ≥ 0, by how much a value has to be better to count.

@@ -135,7 +135,7 @@ class Model:
             age: 1 is far outside of training, beyond -29.31 to 124.3 ('9999')
         """
         if not _is_table(x) or self.transform is None:
-            hint = "ranges of training are known of tables only, by a model that was trained on tables"
+            hint = "only a model that was trained on tables knows the ranges of training"
             raise ConfigError("x", type(x).__name__, hint)
         found: Doubts = self.transform.doubts(x)
         return found

@@ -77,9 +77,9 @@ def predict_file(
     The table has a row for each row of ``source``, in its order: the columns of the source that the model leaves aside,
     such as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; where one was
     chosen with the model, the ``threshold`` of the last of two classes, and ``decision``, the class by it; and of a
-    table ``doubts``, what of the row training had nothing like (:meth:`fedax.Model.doubts`). In names of columns and
-    classes control characters are spelled out, and ``'`` is put before what a spreadsheet would take for a formula. The
-    cells that are left aside are copied as they are.
+    table ``doubts``, which cells of the row are unlike anything in training (:meth:`fedax.Model.doubts`). In names of
+    columns and classes control characters are spelled out, and ``'`` is put before what a spreadsheet would take for a
+    formula. The cells that are left aside are copied as they are.
 
     Args:
         model: from :func:`fedax.load_model`.
@@ -140,7 +140,7 @@ def predict_file(
             raise DataError(f"{source}: {error}") from None
     elif source.suffix == ".npy":
         if strict:
-            raise ConfigError("strict", strict, "ranges of training are known of tables only; leave it out")
+            raise ConfigError("strict", strict, "only models of tables know the ranges of training; leave it out")
         batch = {"x": _array(source)}
     else:
         raise DataError(f"{source}: give a .csv, .xlsx, .parquet or .npy file")

@@ -217,26 +217,7 @@ class Cyclic(Participation):
             raise ConfigError("groups", self.groups, f"there are {num_clients} clients; make at most as many groups")
 
 
-class _OfSize(Participation):
-    """Cohorts of ``size`` different clients."""
-
-    size: int = eqx.field(static=True)
-
-    def __init__(self, size: int):
-        self.size = check_count("size", size)
-
-    def places(self, num_clients: int) -> int:
-        return self.size
-
-    def everyone(self, num_clients: int) -> bool:
-        return self.size == num_clients
-
-    def validate(self, num_clients: int, rounds: int) -> None:
-        if self.size > num_clients:
-            raise ConfigError("size", self.size, f"a cohort has at most all {num_clients} clients")
-
-
-class Uniform(_OfSize):
+class Uniform(Participation):
     """``size`` clients, uniformly without replacement, ω_i = p_i·N/S: unbiased for Σ p_i v_i, but Σω ≠ 1 in general.
 
     "Scheme II" of Li et al. 2020 and of papers on FedNova; with p_i = 1/N it is the plain mean over the cohort. Where
@@ -254,6 +235,10 @@ class Uniform(_OfSize):
     """
 
     counts: ClassVar[bool] = True
+    size: int = eqx.field(static=True)
+
+    def __init__(self, size: int):
+        self.size = check_count("size", size)
 
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         n = weights.shape[0]
@@ -264,8 +249,17 @@ class Uniform(_OfSize):
         drawn = Sampling(self.size / num_clients, cohort=self.size)
         return drawn if self.size < num_clients else Sampling(1.0)
 
+    def places(self, num_clients: int) -> int:
+        return self.size
 
-class UniformNormalized(_OfSize):
+    def everyone(self, num_clients: int) -> bool:
+        return self.size == num_clients
+
+    def validate(self, num_clients: int, rounds: int) -> None:
+        _check_size(self.size, num_clients)
+
+
+class UniformNormalized(Participation):
     """``size`` clients, uniformly without replacement, ω_i = p_i / Σ_S p_j.
 
     The pseudo-code of McMahan et al. 2017 and FedNova (Algorithm 1). Biased for Σ p_i v_i unless p_i = 1/N.
@@ -281,9 +275,23 @@ class UniformNormalized(_OfSize):
         1.0
     """
 
+    size: int = eqx.field(static=True)
+
+    def __init__(self, size: int):
+        self.size = check_count("size", size)
+
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         ids = _without_replacement(key, weights.shape[0], self.size)
         return _normalized(ids, weights[ids])
+
+    def places(self, num_clients: int) -> int:
+        return self.size
+
+    def everyone(self, num_clients: int) -> bool:
+        return self.size == num_clients
+
+    def validate(self, num_clients: int, rounds: int) -> None:
+        _check_size(self.size, num_clients)
 
 
 class Proportional(Participation):
@@ -359,7 +367,7 @@ class _Proportional(Participation):
         return self.size
 
 
-class Systematic(_OfSize):
+class Systematic(Participation):
     """``size`` different clients, drawn with probabilities in proportion to p_i: unbiased for Σ p_i v_i, and Σω = 1.
 
     A client is in a cohort with probability π_i = S p_i, and has the weight ω_i = p_i/π_i = 1/S. Where S p_i would
@@ -387,11 +395,25 @@ class Systematic(_OfSize):
         ([2, 3], [0.5, 0.5])
     """
 
+    size: int = eqx.field(static=True)
+
+    def __init__(self, size: int):
+        self.size = check_count("size", size)
+
     def bind(self, weights: np.ndarray) -> "Participation":
         return _Systematic(self.size, np.asarray(weights, float))
 
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         return self.bind(weights).draw(key, weights, index)
+
+    def places(self, num_clients: int) -> int:
+        return self.size
+
+    def everyone(self, num_clients: int) -> bool:
+        return self.size == num_clients
+
+    def validate(self, num_clients: int, rounds: int) -> None:
+        _check_size(self.size, num_clients)
 
 
 class _Systematic(Participation):
@@ -697,3 +719,8 @@ def _array(given: Any) -> np.ndarray:
         return np.asarray(given)
     except ValueError:
         return np.empty((), object)
+
+
+def _check_size(size: int, num_clients: int) -> None:
+    if size > num_clients:
+        raise ConfigError("size", size, f"a cohort has at most all {num_clients} clients")

@@ -120,7 +120,7 @@ def diagnose(
         participation = Uniform(pace.buffer)
     view = view_of(resolve(algorithm, 0), participation, waits=pace is None)
     if pace is not None:
-        view = view._replace(averages=False)  # the theorems are of servers that wait
+        view = view._replace(averages=False)  # the theorems are about servers that wait
     algorithm.traits().refuse(unequal=work.equal(data.sizes, batch_size) is None)
     requested = [None] if points is None else points
     models = [_start(task, seed) if model is None else _point(task, model, k) for k, model in enumerate(requested)]

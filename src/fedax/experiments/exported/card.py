@@ -188,7 +188,7 @@ def _limits(model: Model, found: tuple[Record, summary.Method, MethodRun | None]
         lines.append("Anywhere without a test: its figures are not known.")
     lines.append("On data of another time, or collected in another way, without a test: they may differ from these.")
     if model.transform is not None and model.transform.columns:
-        lines.append("For rows with cells that training had nothing like: it answers all the same, with a warning.")
+        lines.append("For rows with cells unlike anything in training: it answers all the same, with a warning.")
     if model.task.kind == "classification":
         lines.append("As a risk in per cent, before its user has checked that its probabilities are calibrated.")
     lines.append("To say what causes what: it was trained to predict.")

@@ -1,4 +1,4 @@
-"""Pictures in the report: data for page.js, which draws them by uPlot, and tables for who has no script."""
+"""Pictures in the report: data for page.js, which draws them by uPlot, and tables for readers without scripts."""
 
 import html
 import json
