@@ -122,10 +122,7 @@ def diagnose(
     if pace is not None:
         view = view._replace(averages=False)  # the theorems are about servers that wait
     algorithm.traits().refuse(unequal=work.equal(data.sizes, batch_size) is None)
-    requested = [None] if points is None else points
-    models = [_start(task, seed) if model is None else _point(task, model, k) for k, model in enumerate(requested)]
-    if not models:
-        raise ConfigError("points", points, "give at least one model, or None for the initial one")
+    models = _models(task, points, seed)
 
     p, steps = data.weights, drawn_steps(work, data, batch_size, seed)
     expected, heard = expected_weights(participation, p), None
@@ -170,6 +167,15 @@ def diagnose(
     )  # fmt: skip
     text, take = verdict(case)
     return dataclasses.replace(diagnosis, verdict=text, take=take, advice=tuple(reasons(case)), unknown=tuple(unknown))
+
+
+def _models(task: Task, points: Sequence[Any] | None, seed: int) -> list[Vector]:
+    """The models to measure at."""
+    requested = [None] if points is None else points
+    models = [_start(task, seed) if model is None else _point(task, model, k) for k, model in enumerate(requested)]
+    if not models:
+        raise ConfigError("points", points, "give at least one model, or None for the initial one")
+    return models
 
 
 def _with_cohorts(
