@@ -246,7 +246,7 @@ def of_clients(about: dict[str, Any]) -> dict[str, Chart]:
         texts = [f"{name}: {b:.1f} steps a round\nfrom {a:g} to {c:g}"
                  for name, a, b, c in zip(who, low, mean, high, strict=True)]  # fmt: skip
         steps = Series("", at, np.stack([low, high]), middle=mean, texts=texts)
-        note = f"Line: mean of {about['steps']['draws']} rounds; band: lowest to highest."
+        note = f"Line: mean of {about['steps']['draws']} drawn rounds; band: lowest to highest."
         pictures["steps"] = Chart("Local steps of each client", x, Scale("Local steps a round"), [steps], note)
     return pictures
 

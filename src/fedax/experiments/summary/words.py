@@ -344,7 +344,8 @@ def legend(problem: ProblemResults) -> list[str]:
     seeds = len(problem.seeds) or max(len(m.runs) for m in problem.methods)
     spread = f"; ± is the standard deviation over {over(config, seeds)}" if seeds > 1 else ", one seed"
     at_most = "at most " if "patience" in config["run"] else ""
-    sentences = [f"After {at_most}{config['run']['rounds']} rounds{spread}."]
+    rounds = config["run"]["rounds"]
+    sentences = [f"After {at_most}{rounds} round{'s' * (rounds != 1)}{spread}."]
     if problem.left_out:
         rest = "; ".join(f"{', '.join(map(str, seeds))} of {label}" for label, seeds in problem.left_out.items())
         counted = f"seed{'s' * (len(problem.seeds) > 1)} {_list([*map(str, problem.seeds)])}"
