@@ -44,6 +44,7 @@ from .contract.local import LocalMethod as LocalMethod
 from .contract.local import Solver as Solver
 from .contract.local import local_steps as local_steps
 from .contract.oracle import Oracle as Oracle
+from .contract.personal import FineTuned as FineTuned
 from .contract.personal import PersonalPart as PersonalPart
 from .contract.regularizers import L1 as L1
 from .contract.regularizers import Box as Box

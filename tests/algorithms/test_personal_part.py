@@ -120,3 +120,50 @@ def test_bad_parts_are_named():
         run(part(fedax.create("ifca")), 1)
     with pytest.raises(ConfigError, match=r"leaves.*learns a part"):
         fedax.simulate(part(fedax.create("fedavg")), fedax.tasks.partial(TASK, "body"), DATA, rounds=1)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedadam", "ifca"])
+def test_fine_tuning_leaves_training_alone_and_ends_where_its_steps_lead(name):
+    """The closed form of s steps from the newest shared model, at clients that took part or not."""
+    inner, lr, steps = fedax.create(name, lr=0.2 / L), 0.5 / L, 7
+    options = {"participation": fedax.Uniform(2), "seed": 3}
+    if name == "ifca":  # has personal models of its own
+        with pytest.raises(ConfigError, match=r"fine_tune.*IFCA") as caught:
+            run(fedax.FineTuned(inner, lr=lr, steps=steps), 1, **options)
+        assert caught.value.field == "fine_tune"
+        return
+    plain = run(inner, 1, **options)
+    found = run(fedax.FineTuned(inner, lr=lr, steps=steps), 1, **options)
+    x = np.concatenate([plain.params["body"], plain.params["head"]])
+    for column, values in plain.history.items():
+        if column not in {"seconds", "compile_seconds"}:
+            np.testing.assert_array_equal(found.history[column], values, err_msg=column)
+    losses = []
+    for i in range(N):
+        best = np.linalg.solve(H[i], E[i])
+        v = best + np.linalg.matrix_power(np.eye(D + K) - lr * H[i], steps) @ (x - best)
+        own = found.personal(i)
+        np.testing.assert_allclose(np.concatenate([own["body"], own["head"]]), v, atol=1e-12)
+        losses.append(0.5 * v @ H[i] @ v - E[i] @ v)
+    assert found.history["train_loss_personal"][-1] == pytest.approx(P @ losses, abs=1e-12)
+    assert "turn_age" not in found.history
+
+
+def test_what_cannot_be_fine_tuned():
+    tuned = fedax.FineTuned(fedax.create("fedavg", lr=0.1))
+    for method, field, options in (
+        (fedax.FineTuned(fedax.create("ditto")), "fine_tune", {}),
+        (part(tuned), "fine_tune", {}),
+        (fedax.FineTuned(fedax.create("fedavg"), lr=-1.0), "lr", {}),
+        (tuned, "newcomer_turns", {"newcomer_turns": 2}),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            run(method, 1, **options)
+        assert caught.value.field == field
+
+
+def test_a_run_that_fine_tunes_ends_worse_only_where_its_shared_model_does():
+    inner = fedax.create("fedavg", lr=0.2 / L)
+    found = fedax.simulate(fedax.FineTuned(inner, lr=1 / L, steps=500), TASK, DATA, rounds=3, work=fedax.Steps(1))
+    own = found.history["train_loss_personal"]
+    assert np.ptp(own) < 1e-9 and found.history["train_loss"][-1] < found.history["train_loss"][0]

@@ -50,14 +50,15 @@ EXAMPLES = [
     *COMPRESSORS,
     fedax.FedAvg(SGD, server=fedax.SlowMo(0.7)), fedax.FedNovaVR(SGD, fedax.Normalized(2.0)),
     fedax.PersonalPart(fedax.FedAvg(SGD), "head.*"), fedax.PersonalPart(fedax.VRLSGD(0.1), ("a", "b"), 0.1, 3),
+    fedax.FineTuned(fedax.FedAvg(SGD), 0.1, 20),
 ]  # fmt: skip
 
 # Bases of the user's own classes; what holds functions or arrays of any size; and what a run makes.
 NOT_SETTINGS = {
     "Aggregator", "Algorithm", "LocalMethod", "Participation", "Regularizer", "Schedule", "Solver", "Staleness", "Work",
     "FromFunction", "Optax", "OptaxServer", "Task", "FederatedData", "Vector", "Change", "Exchange",
-    "Comparison", "Compressor", "Message", "Model", "Oracle", "Round", "Run", "Sweep", "Traits", "Arrivals",
-    "show_progress",
+    "Baselines", "Comparison", "Compressor", "Message", "Model", "Oracle", "Round", "Run", "Sweep", "Traits",
+    "Arrivals", "show_progress",
 }  # fmt: skip
 
 

@@ -125,7 +125,6 @@ def test_each_seed_may_have_its_own_split(tmp_path):
 @pytest.mark.parametrize(
     ("split", "message"),
     [
-        ({"test": 0.2}, "data.split.test = 0.2: .*already"),
         ({"valid": 0.2}, "data.split.valid = 'valid'"),
         ({"train": 0.5, "val": 0.2}, "data.split.train = 0.5: .*sum to 0.7"),
         ({"val": 1.0}, "data.split.train = 0"),

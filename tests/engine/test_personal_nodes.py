@@ -78,6 +78,18 @@ def test_figures_are_those_of_the_simulation(name):
         run.personal(0)
 
 
+def test_the_fine_tuned_model_is_made_at_the_nodes():
+    method = fedax.FineTuned(fedax.create("scaffold", lr=0.1), lr=0.1, steps=5)
+    options = OPTIONS | {"participation": fedax.Uniform(2)}
+    run, transport = at_nodes(method, TASK, split=SPLIT, **options)
+    data, test = split_here(TASK)
+    other = fedax.simulate(method, TASK, data, test=test, **options)
+    assert own_columns(run) == own_columns(other) and "turn_age" not in run.history
+    equal(run, other, [*own_columns(other), "train_loss", "test_loss"])
+    models = [path for site in transport.sites.values() for path in site.folder.glob("models/*/*")]
+    assert len(models) == 5
+
+
 @pytest.mark.parametrize("name", ["ditto", "first"])
 def test_a_node_keeps_the_models_of_its_clients(name):
     method, task = METHODS[name]

@@ -50,6 +50,19 @@ def test_a_method_with_a_personal_part_is_that_of_python_and_is_written_whole(gi
     assert problem_of(experiment.problem("head")).method == same
 
 
+def test_fine_tuning_is_a_setting_of_any_method(tmp_path):
+    tuned = {"name": "scaffold", "label": "tuned", "lr": 0.1, "fine_tune": {"lr": 0.05, "steps": 10}}
+    experiment = build(config(tuned, BASE))
+    same = fedax.FineTuned(fedax.create("scaffold", lr=0.1), lr=0.05, steps=10)
+    assert experiment.methods["tuned"] == same
+    again = build(experiment.config)
+    assert again.methods["tuned"] == same and again.config["methods"] == experiment.config["methods"]
+    _, problem = results(tmp_path / "run", tuned, BASE, judge="val_loss")
+    assert summary.words.judged(problem)["by_personal_models"] == ["tuned"]
+    with pytest.raises(ConfigError, match=r"methods\.tuned\.fine_tune\.lr"):
+        build(config(tuned | {"fine_tune": {"lr": 0}}))
+
+
 def test_a_personal_part_in_python_is_written_as_a_user_would(tmp_path):
     task = fedax.tasks.mlp(2, 2, hidden=(3,))
     data = fedax.FederatedData({"x": np.eye(4, 2, dtype=np.float32), "y": np.array([0, 1, 0, 1])}, [2, 2])

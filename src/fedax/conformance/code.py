@@ -15,9 +15,9 @@ import numpy as np
 from fedax.conformance.problem import FULL, STEPS, WEIGHTS, Fails, TestProblem, federation, flat
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import decoded
+from fedax.contract.personal import has_personal
 from fedax.engine.fingerprint import digest
 from fedax.engine.places.device import one_round, prepare
-from fedax.engine.turns import has_personal
 from fedax.errors import FedaxError
 
 _FAR = 1e-12  # a smaller change counts as no effect

@@ -245,6 +245,13 @@ class Algorithm(Settings):
         """
         return None
 
+    def adapt(self, model: Vector, oracle: Unknown) -> Vector | None:
+        """A client's own model where it keeps none: made of the newest shared one whenever it is used; else ``None``.
+
+        The gradients of it are not counted: nothing of them is sent.
+        """
+        return None
+
     def own_part(self, memory: Tree) -> Tree:
         """The part of the model that a client keeps itself, in the form of the task's ``frozen``; ``None``: none."""
         return None

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 
-from fedax.contract.algorithm import Exchange, Layer
+from fedax.contract.algorithm import Algorithm, Exchange, Layer
 from fedax.contract.hyper import check, choice, count, hyper
 from fedax.contract.local import phases
 from fedax.contract.oracle import Oracle
@@ -28,6 +28,69 @@ class SendsItsUpdate(Protocol):
 
     def upload(self, dx: Vector, oracle: Oracle) -> Tree:
         """What is sent of y − x."""
+
+
+class FineTuned(Layer):
+    """A method whose shared model each client fine-tunes for itself, by SGD on its own examples, before it uses it.
+
+    Training is the method's, bit for bit. Nothing of the fine-tuning is kept or sent; it is done anew wherever clients'
+    own models are evaluated or used, also for clients that never took part.
+
+    Args:
+        inner: the method.
+        lr: η > 0, the learning rate of the fine-tuning.
+        steps: how many steps, ≥ 1; ``None``: τ_i.
+
+    Raises:
+        ConfigError: by a run: the method gives clients models of their own already.
+
+    Source: the baseline of Yu, Bagdasaryan and Shmatikov 2020, "Salvaging federated learning by local adaptation",
+    section 4.
+
+    Example:
+        >>> import fedax
+        >>> FineTuned(fedax.create("scaffold"), lr=0.01, steps=20).steps
+        20
+    """
+
+    lr: Number = hyper(0.05, "(0, ∞)")
+    steps: int | None = count(None, off=True)
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return self.inner.exchanges()
+
+    def warmup(self) -> tuple[Exchange, ...]:
+        return self.inner.warmup()
+
+    def adapt(self, model: Vector, oracle: Oracle) -> Vector:
+        step = lambda v, k: v - self.lr * oracle.grad(v, k)  # noqa: E731
+        found: Vector = phases(step, model, oracle.steps if self.steps is None else self.steps, oracle)
+        return found
+
+    def validate(self) -> None:
+        check(self)
+        if has_personal(self.inner):
+            hint = f"{self.inner.traits().name} gives clients models of their own already: leave fine_tune out"
+            raise ConfigError("fine_tune", f"lr {self.lr}", hint)
+        self.inner.validate()
+
+
+def adapts(method: Algorithm) -> bool:
+    """Whether clients' own models are made of the shared one whenever they are used; nothing of them is kept."""
+    return type(method).adapt is not Algorithm.adapt or (isinstance(method, Layer) and adapts(method.inner))
+
+
+def has_personal(method: Algorithm) -> bool:
+    """Whether a method gives each client a model of its own.
+
+    Example:
+        >>> import fedax
+        >>> has_personal(fedax.create("ditto")), has_personal(fedax.create("fedavg"))
+        (True, False)
+    """
+    if isinstance(method, Layer) and type(method).personal is Layer.personal:
+        return adapts(method) or has_personal(method.inner)
+    return adapts(method) or type(method).personal is not Algorithm.personal
 
 
 class OwnPart(NamedTuple):
@@ -97,6 +160,10 @@ class PersonalPart(Layer):
 
     def validate(self) -> None:
         check(self)
+        if isinstance(self.inner, FineTuned):
+            raise ConfigError(
+                "fine_tune", f"lr {self.inner.lr}", "clients keep a part of the model: leave one of them out"
+            )
         if not self.leaves:
             raise ConfigError("leaves", self.leaves, 'name the leaves that each client keeps, such as "head.*"')
         if self.order == "together" and not isinstance(self.inner, SendsItsUpdate):

@@ -8,12 +8,13 @@ import jax
 
 from fedax.contract.algorithm import Algorithm, layers_of
 from fedax.contract.compression import Compressor, is_message
+from fedax.contract.personal import has_personal
 from fedax.contract.types import Array, Tree
 from fedax.engine import private
 from fedax.engine.dry_run import DryRun
 from fedax.engine.memory import ClientMemory
 from fedax.engine.plan import ExchangeForm, sent
-from fedax.engine.turns import LastTurn, has_personal
+from fedax.engine.turns import LastTurn
 from fedax.wire.compressed import Compressed, check_compressible
 from fedax.wire.privacy import Private
 from fedax.wire.wire import Wire

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Compressor
-from fedax.contract.personal import PersonalPart, model_in
+from fedax.contract.personal import PersonalPart, adapts, has_personal, model_in
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
@@ -46,7 +46,7 @@ from fedax.engine.options import Options
 from fedax.engine.places.device import first_state
 from fedax.engine.plan import RunPlan, is_small, make_plan
 from fedax.engine.timetable import Pacing, pacing, participation_of
-from fedax.engine.turns import PersonalPlan, has_personal, own_rows
+from fedax.engine.turns import PersonalPlan, own_rows
 from fedax.errors import ConfigError, caller_level
 from fedax.federation.census import Census
 from fedax.federation.participation import Participation, WithoutLate
@@ -429,7 +429,11 @@ def _evaluation(checked: CheckedInput, planned: PlannedRun, traced: Traced, fed:
 def _personal(checked: CheckedInput, planned: PlannedRun) -> PersonalPlan | None:
     """How personal models are evaluated; ``None``: the method has none."""
     given, data, parts = checked.asked.newcomer_turns, checked.data, checked.asked.parts
-    turns = 1 if given is None else check_count("newcomer_turns", given, 0)
+    turns = None
+    if not adapts(planned.hyper.method):
+        turns = 1 if given is None else check_count("newcomer_turns", given, 0)
+    elif given is not None:
+        raise ConfigError("newcomer_turns", given, "a new client's model is fine-tuned as all others: leave it out")
     if not has_personal(planned.hyper.method):
         return None
     if data is None:

@@ -31,7 +31,7 @@ from fedax.engine.loop import (
 )
 from fedax.engine.memory import ClientMemory
 from fedax.engine.plan import RunPlan
-from fedax.engine.turns import LastTurn, Turned
+from fedax.engine.turns import LastTurn, PersonalPlan, Turned
 from fedax.errors import unknown
 from fedax.federation.participation import Full
 from fedax.metrics.base import HostMetric, Metric
@@ -56,7 +56,7 @@ def columns(task: Task, evaluation: "EvaluationPlan") -> list[str]:
     named = [f"{part}_{name}{PERSONAL}" for part in plan.rows for name in ("loss", *_on_device(task))]
     train = [f"train_loss{PERSONAL}"] if evaluation.train == "train_loss" else []
     unseen = [] if evaluation.unseen is None else columns(task, evaluation.unseen.evaluation)
-    return [*train, *named, "turn_age", "newcomers", *_renamed(unseen)]
+    return [*train, *named, *(("turn_age", "newcomers") if plan.turns is not None else ()), *_renamed(unseen)]
 
 
 def _renamed(names: Iterable[str]) -> dict[str, str]:
@@ -131,7 +131,7 @@ def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clie
     values = functools.partial(_held_out, job.plan.task.bound(fed.frozen), job.x)
     blocks = tuple((part, _block(values, held[part][0], int(rows.sizes.max()))) for part, rows in here.items())
     static = {"plan": job.plan, "blocks": blocks}
-    found: Evaluated = _evaluated(job.hyper, fed, job.key, server, memory, who, held, plan.turns, index, **static)
+    found: Evaluated = _evaluated(job.hyper, fed, job.key, server, memory, who, held, plan.turns or 0, index, **static)
     return found
 
 
@@ -197,9 +197,12 @@ def _client(
     model = method.model(server)
     new = turned.last < 0
 
+    def own_key(number: Number) -> Array:
+        return jax.random.fold_in(stage_key(shared.key, shared.index, "exchanges"), _OWN_TURN + number)
+
     def turn(number: Array, own: Tree) -> Tree:
         """A round of this client alone, of which its memory is kept."""
-        key = jax.random.fold_in(stage_key(shared.key, shared.index, "exchanges"), _OWN_TURN + number)
+        key = own_key(number)
         alone = Clients(*(leaf[None] for leaf in client))
         alone = alone._replace(weights=jnp.ones_like(alone.weights), data_weights=jnp.ones_like(alone.data_weights))
         state, every = server, method.exchanges()
@@ -211,10 +214,12 @@ def _client(
                 state = exchange.server(state, without_marks(decoded(upload)), round_)
         return own
 
-    first = method.init_client(model)
-    own = jax.tree.map(lambda fresh, kept: jnp.where(new, fresh, kept), first, turned.own)
-    own = jax.lax.fori_loop(0, jnp.where(new, turns, 0), turn, own)
-    v, h = method.personal(method.download(server), own), method.own_part(own)
+    v, h = method.adapt(model, oracle_of(client, shared.fed, own_key(0), shared.index, plan)), None
+    if v is None:
+        first = method.init_client(model)
+        own = jax.tree.map(lambda fresh, kept: jnp.where(new, fresh, kept), first, turned.own)
+        own = jax.lax.fori_loop(0, jnp.where(new, turns, 0), turn, own)
+        v, h = method.personal(method.download(server), own), method.own_part(own)
     task = plan.task.bound(shared.fed.frozen if h is None else h)
     nothing = Counters(*(jnp.zeros_like(client.present, jnp.int32) for _ in range(3)))
     return (), ClientResult(look(v, h, task, turned.last, client, shared), (), ()), nothing
@@ -272,7 +277,7 @@ def own_models(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Cli
     plan = job.evaluation.personal
     assert plan is not None
     alone = dataclasses.replace(job.plan, mesh=None)
-    v, h = _models(job.hyper, fed, job.key, server, memory, who, plan.turns, index, plan=alone)
+    v, h = _models(job.hyper, fed, job.key, server, memory, who, plan.turns or 0, index, plan=alone)
     models: Tree = jax.vmap(lambda v, h: job.delivered(Vector(v), h))(v, h)
     return models
 
@@ -359,11 +364,16 @@ def row(job: "Job", who: Clients, found: Evaluated, index: int) -> dict[str, flo
             labels = job.evaluation.labels[part].get(name, ())
             whole = metric.of_run(sums, labels) if isinstance(metric, Metric) else float(sums) / total
             told[f"{part}_{name}{PERSONAL}"] = whole
-    return told | turns(weights, np.asarray(found.last), index)
+    return told | turns(plan, weights, np.asarray(found.last), index)
 
 
-def turns(weights: np.ndarray, last: np.ndarray, index: int) -> dict[str, float]:
-    """The columns about clients' turns; ``weights``: [N] p; ``last``: [N] the rounds of their last ones, or −1."""
+def turns(plan: PersonalPlan, weights: np.ndarray, last: np.ndarray, index: int) -> dict[str, float]:
+    """The columns about clients' turns, where their models have any.
+
+    ``weights``: [N] p; ``last``: [N] the rounds of their last ones, or −1.
+    """
+    if plan.turns is None:
+        return {}
     there = last >= 0
     heard = float(weights[there].sum())
     age = float(np.sum(weights[there] * (index - 1 - last[there]))) / heard if heard else math.nan

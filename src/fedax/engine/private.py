@@ -73,9 +73,10 @@ def judged(names: Collection[str], known: Collection[str] | None) -> str | None:
         known: the public columns of a private run, else ``None``.
     """
     if known is None:
-        shown = (f"{TRAIN[0]}{PERSONAL}", "objective", *TRAIN, "val_loss", "test_loss")
-        found = next((name for name in shown if name in names), None)
-        return None if found is None else deciding(found, names)
+        shown = ["objective", *TRAIN, "val_loss", "test_loss"]
+        kept = "turn_age" in names  # clients keep something of their own models, which the shared one does not show
+        found = next((name for name in [f"{TRAIN[0]}{PERSONAL}"] * kept + shown if name in names), None)
+        return deciding(found, names) if kept and found is not None else found
     return next((name for name in ("val_loss", "test_loss") if name in known and name in names), None)
 
 

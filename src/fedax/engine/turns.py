@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.algorithm import Algorithm, Exchange, Layer
+from fedax.contract.algorithm import Exchange, Layer
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
@@ -49,19 +49,6 @@ def _turned(exchange: Exchange, counts: bool) -> Exchange:
     return exchange._replace(client=client)
 
 
-def has_personal(method: Algorithm) -> bool:
-    """Whether a method gives each client a model of its own.
-
-    Example:
-        >>> import fedax
-        >>> has_personal(fedax.create("ditto")), has_personal(fedax.create("fedavg"))
-        (True, False)
-    """
-    if isinstance(method, Layer) and type(method).personal is Layer.personal:
-        return has_personal(method.inner)
-    return type(method).personal is not Algorithm.personal
-
-
 class OwnRows(NamedTuple):
     """Which held-out examples are whose.
 
@@ -77,11 +64,12 @@ class PersonalPlan(NamedTuple):
     """How the personal models of a run are evaluated.
 
     Attributes:
-        turns: how many turns a client that never took part takes first, for its own model alone.
+        turns: how many turns a client that never took part takes first, for its own model alone; ``None``: own models
+            are made of the shared one whenever they are used, without a turn.
         rows: part of the held-out data -> which examples are whose; ``None`` of a part that is at the nodes.
     """
 
-    turns: int
+    turns: int | None
     rows: Mapping[str, OwnRows | None]
 
 

@@ -39,8 +39,9 @@ def method(label: str, algorithm: Algorithm, penalised: bool, name: str | None =
         >>> method("a", fedax.create("fedexp", lr=0.1), False)
         {'name': 'fedexp', 'label': 'a', 'lr': 0.1, 'eps': 0.001, 'average_last': True}
     """
-    if isinstance(algorithm, fedax.PersonalPart):
-        return method(label, algorithm.inner, penalised, name) | {"personal": codec.written_personal(algorithm)}
+    for setting_name, kind in (("personal", fedax.PersonalPart), ("fine_tune", fedax.FineTuned)):
+        if isinstance(algorithm, kind):
+            return method(label, algorithm.inner, penalised, name) | {setting_name: codec.written_layer(algorithm)}
     hyper = dict(_hyperparameters(algorithm))
     names = METHODS if name is None else [name]
     name, arguments = _registered(algorithm, hyper, names) or (written_class(algorithm), hyper.keys())

@@ -21,6 +21,7 @@ import safetensors.numpy
 import fedax
 from fedax import notebook
 from fedax.columns import PERSONAL, better, describe, show
+from fedax.contract.personal import has_personal
 from fedax.engine import processes
 from fedax.engine.by_client import Models
 from fedax.engine.checkpoint import write_tensors
@@ -28,7 +29,6 @@ from fedax.engine.devices import in_precision
 from fedax.engine.history import Run
 from fedax.engine.load import Shared, start
 from fedax.engine.saved import read_model
-from fedax.engine.turns import has_personal
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import clients
 from fedax.experiments.alone import LOCAL_ONLY, Measured, lengths, measure, trained

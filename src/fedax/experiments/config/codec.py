@@ -18,6 +18,7 @@ import optax
 
 import fedax
 from fedax.algorithms.server import SERVERS
+from fedax.contract.algorithm import Layer
 from fedax.contract.compression import COMPRESSORS, Compressor
 from fedax.contract.regularizers import REGULARIZERS, Regularizer
 from fedax.contract.schedule import SCHEDULES, Piecewise
@@ -56,9 +57,12 @@ _PART = ("trainable", "lora")  # settings of the section task that say which par
 # Hyper-parameters whose tables are no schedules.
 _NOT_SCHEDULES = ("regularizer", "compress", "server", "solver", "staleness")
 
-_PERSONAL = Component(
-    "personal", fedax.PersonalPart, "", defaults={"leaves": inspect.Parameter.empty}, fixed={"start": None}
-)
+_AROUND = {  # settings of a method that wrap it
+    "personal": Component(
+        "personal", fedax.PersonalPart, "", defaults={"leaves": inspect.Parameter.empty}, fixed={"start": None}
+    ),
+    "fine_tune": Component("fine_tune", fedax.FineTuned, ""),
+}
 
 # The functions of optax that a configuration names: optimizers, and what comes before one in a chain.
 _SOLVERS = Registry("solver")
@@ -492,9 +496,9 @@ def without_metrics(task: fedax.Task, names: Collection[str]) -> fedax.Task:
 
 
 def hyperparameters_of(section: MethodSection, label: str, code: own.Code) -> Table:
-    """The method's hyper-parameters with their defaults, and the part that clients keep where it has one."""
+    """The method's hyper-parameters with their defaults, and what it has of ``personal`` and ``fine_tune``."""
     known: Table = code.method(section.name, f"methods.{label}.name").arguments
-    return known | {name: value for name, value in section.parameters.items() if name == "personal"}
+    return known | {name: value for name, value in section.parameters.items() if name in _AROUND}
 
 
 def made_method(section: MethodSection, code: own.Code) -> fedax.Algorithm:
@@ -516,7 +520,7 @@ def method_of(section: MethodSection, label: str, code: own.Code) -> tuple[fedax
     place = f"methods.{label}"
     component = code.method(section.name, f"{place}.name")
     given = section.parameters
-    part = given.pop("personal", None)
+    around = {name: given.pop(name) for name in _AROUND if name in given}
     component.check(given, component.arguments, f"{place}.")
     schedules = {name for name, value in given.items() if is_schedule(name, value)}
     arguments = {
@@ -540,28 +544,28 @@ def method_of(section: MethodSection, label: str, code: own.Code) -> tuple[fedax
         defaults = {name: setting(value) for name, value in component.arguments.items() if name not in replaced}
     defaults = {name: value for name, value in defaults.items() if value is not None}
     written = {"name": section.name, "label": label, **defaults, **given}
-    if part is None:
-        return method, written
-    method = _with_personal(f"{place}.personal", method, part)
-    return method, written | {"personal": written_personal(method)}
+    for name, arguments in around.items():
+        method = _wrapped(f"{place}.{name}", _AROUND[name], method, arguments)
+        written[name] = written_layer(method)
+    return method, written
 
 
-def _with_personal(field: str, method: fedax.Algorithm, given: Any) -> fedax.PersonalPart:
-    """The method with a part of the model for each client: patterns of its leaves, or a table with them."""
+def _wrapped(field: str, component: Component, method: fedax.Algorithm, given: Any) -> Layer:
+    """The method in a layer, of a table of its arguments, or of its first one."""
     if not isinstance(given, dict):
-        given = {"leaves": given}
+        given = {"leaves" if component is _AROUND["personal"] else "lr": given}
     arguments = {name: SCHEDULE.read(f"{field}.{name}", each) if isinstance(each, dict) else each
                  for name, each in given.items()}  # fmt: skip
-    made: fedax.PersonalPart = _PERSONAL.bind(arguments, method, section=field)[0]
+    made: Layer = component.bind(arguments, method, section=field)[0]
     within(field, made.validate)
     return made
 
 
-def written_personal(method: fedax.PersonalPart) -> Table:
-    """The setting ``personal`` of a method.
+def written_layer(method: Layer) -> Table:
+    """The setting of a method, ``personal`` or ``fine_tune``, that is this layer around it.
 
     Example:
-        >>> written_personal(fedax.PersonalPart(fedax.create("fedavg"), "head.*"))
+        >>> written_layer(fedax.PersonalPart(fedax.create("fedavg"), "head.*"))
         {'leaves': 'head.*', 'lr': 0.05, 'order': 'first'}
     """
     return {name: value for name, value in _written_arguments(method).items() if name != "inner"}

@@ -11,6 +11,7 @@ import jax
 
 import fedax
 from fedax.columns import PARTS, PERSONAL, TRAIN, better, measured_names
+from fedax.contract.personal import has_personal
 from fedax.data.federated import Unseen
 from fedax.engine.checks import check_train_loss
 from fedax.engine.job import Job
@@ -19,7 +20,6 @@ from fedax.engine.make import make_job
 from fedax.engine.options import Options
 from fedax.engine.private import is_kept, public
 from fedax.engine.secret import is_drawn
-from fedax.engine.turns import has_personal
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import own
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly

@@ -223,9 +223,9 @@ class Remote(HostServer):
             and not np.any(held[part]["figures"]["auc"]["lost"])
         }
         own: dict[str, Unknown] = {}
-        if job.evaluation.personal is not None:
+        if (plan := job.evaluation.personal) is not None:
             weights, last = np.asarray(job.fed.weights, float), self._last_turns(state.memory[:, 1])
-            own = {f"train_loss{PERSONAL}": float(train.pop()), **personal.turns(weights, last, index)}
+            own = {f"train_loss{PERSONAL}": float(train.pop()), **personal.turns(plan, weights, last, index)}
         (row,) = measured(job, state.server, index, train, held, own)
         return [row | {HEARD: heard}]
 
