@@ -375,7 +375,7 @@ def test_many_held_out_examples_are_weighed_alike(number):
 @pytest.mark.parametrize("labels, named", [([-1, 1], (-1, 1)), ([0, 1], None), ([-1, 2], None), ([-1, 0], None)])
 def test_labels_of_plus_and_minus_one_keep_their_names(labels, named):
     data = fedax.FederatedData({"x": np.ones((4, 1)), "y": np.array(labels * 2)}, [4])
-    assert make._labels(Census.of(data), data) == named
+    assert make.names_of_classes(Census.of(data), data) == named
 
 
 def test_examples_are_copied_and_no_program_is_compiled_for_it(compilations):

@@ -19,7 +19,6 @@ import numpy as np
 import safetensors.numpy
 
 import fedax
-from fedax import notebook
 from fedax.columns import PERSONAL, better, describe, show
 from fedax.contract.personal import has_personal
 from fedax.engine import processes
@@ -213,6 +212,8 @@ class Baselines:
 
     def _repr_html_(self) -> str:
         heads, rows = self.summary()
+        from fedax import notebook  # slow
+
         return notebook.table(heads, rows) + notebook.paragraph(*self.sentences())
 
     def __repr__(self) -> str:
@@ -291,8 +292,8 @@ def baselines(
         >>> data, val, test = part(20), part(10), part(10)
         >>> run = fedax.simulate(fedax.create("fedavg"), fedax.tasks.linear_regression(1), data, rounds=20)
         >>> found = baselines(run, data, val=val, test=test)
-        >>> found.worse("local only"), found.seeds[0].chosen["fine-tuned"]
-        (['south', 'north'], Choice(lr=1.0, passes=20))
+        >>> found.worse("local only"), found.seeds[0].chosen["fine-tuned"].passes
+        (['south', 'north'], 20)
     """
     if run.public_columns is not None and run.state is None:
         hint = "figures of single clients are not public; give the run itself, and keep what is found"
