@@ -1,7 +1,7 @@
 """What a round of methods with personal models takes beside FedAvg's: equal steps and minibatches, in turns.
 
 ``python benchmarks/personal_rounds.py`` prints medians of ratios to FedAvg's round, and for 100,000 clients that of
-heads kept off the device to heads kept on it. See README.md.
+heads kept off the device to heads kept on it.
 """
 
 import argparse
