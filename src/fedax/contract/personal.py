@@ -44,8 +44,7 @@ class FineTuned(Layer):
     Raises:
         ConfigError: by a run: the method gives clients models of their own already.
 
-    Source: the baseline of Yu, Bagdasaryan and Shmatikov 2020, "Salvaging federated learning by local adaptation",
-    section 4.
+    Source: fine-tuning, as in Yu, Bagdasaryan and Shmatikov 2020, "Salvaging federated learning by local adaptation".
 
     Example:
         >>> import fedax
