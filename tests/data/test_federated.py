@@ -8,6 +8,7 @@ import pytest
 import fedax
 from fedax import data
 from fedax.errors import DataError
+from fedax.sites.protocol.site import Site
 
 POOLED = {"x": np.arange(12.0).reshape(6, 2), "y": np.arange(6)}
 
@@ -97,6 +98,26 @@ def test_saved_data_are_mapped_as_they_were(tmp_path):
     assert uniform.weights.tolist() == [1 / 3] * 3 and again.weights.tolist() == [0.2, 0.5, 0.3]
     with pytest.raises(DataError, match="already"):
         data.save(tmp_path / "new" / "data")
+
+
+def test_saved_data_keep_the_clients_that_take_no_part(tmp_path):
+    parts = dict(zip("abc", PARTS, strict=True))
+    train, _, test = fedax.data.split(
+        fedax.FederatedData.from_partition(POOL | {"y": np.arange(6.0)}, parts), train=0.5, val=0, test=0.5, clients=[0]
+    )
+    train.save(tmp_path / "train")
+    again = fedax.FederatedData.open(tmp_path / "train")
+    for kept, was in zip((again, *again.unseen), (train, *train.unseen), strict=True):
+        assert kept.names == was.names and kept.sizes.tolist() == was.sizes.tolist()
+        assert {k: v.tolist() for k, v in kept.examples.items()} == {k: v.tolist() for k, v in was.examples.items()}
+    task = fedax.tasks.linear_regression(2)
+    runs = [fedax.simulate(fedax.create("ditto"), task, data, test=test, rounds=2) for data in (train, again)]
+    assert runs[0].history["unseen_loss_personal"].tolist() == runs[1].history["unseen_loss_personal"].tolist()
+    (tmp_path / "train" / "unseen" / "test" / "sizes.npy").unlink()
+    with pytest.raises(DataError, match=r"unseen/test/sizes\.npy"):
+        fedax.FederatedData.open(tmp_path / "train")
+    with pytest.raises(DataError, match="unseen"):
+        Site(train, lambda config: None, tmp_path / "site", train.names)
 
 
 def test_clients_keep_their_names(tmp_path):

@@ -96,6 +96,14 @@ def test_refusals(arguments, error, message):
         data.split(federation(), **arguments)
 
 
+def test_clients_that_take_no_part_are_kept_by_another_split():
+    train, *_ = data.split(federation(), train=0.8, val=0, test=0.2, clients=[1])
+    again, val, _ = data.split(train, train=0.5, val=0.5, test=0)
+    assert again.unseen is train.unseen and val.unseen is None
+    with pytest.raises(ConfigError, match=r"clients = \[0\].* take no part already"):
+        data.split(train, clients=[0])
+
+
 CONFIG = {"run": {"rounds": 1, "batch_size": 32}, "methods": [{"name": "fedavg", "lr": 0.1}]}
 
 

@@ -226,7 +226,7 @@ class FederatedData:
         return other
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Write a folder that :meth:`open` maps into memory: an .npy file for each array.
+        """Write a folder that :meth:`open` maps into memory: an .npy file for each array; ``unseen`` clients too.
 
         Args:
             folder: a new one. The examples have to be a dict of arrays.
@@ -261,6 +261,8 @@ class FederatedData:
                     self.overview.save(whole / "overview.json")
                 for name, leaf in examples.items():
                     np.save(whole / "examples" / f"{name}.npy", leaf)
+                for part, data in () if self.unseen is None else self.unseen._asdict().items():
+                    data.save(whole / "unseen" / part)
                 os.rename(whole, folder)
         except OSError as error:
             raise DataError(f"{folder}: cannot be written ({error.strerror})") from error
@@ -292,9 +294,12 @@ class FederatedData:
         overview_file = folder / "overview.json"
         overview = Overview.load(overview_file) if overview_file.exists() else None
         try:
-            return cls(examples, sizes, weights, names=names, transform=transform, overview=overview, _finite=True)
+            data = cls(examples, sizes, weights, names=names, transform=transform, overview=overview, _finite=True)
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
+        if (unseen := folder / "unseen").exists():
+            data.unseen = Unseen(*(cls.open(unseen / part) for part in Unseen._fields))
+        return data
 
     @property
     def num_clients(self) -> int:

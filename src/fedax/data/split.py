@@ -61,7 +61,7 @@ def split(
 
     Raises:
         ConfigError: shares that do not sum to 1; not one place ≥ 0 for each client; no client left out, or none left;
-            clients left out without a test row.
+            clients left out without a test row, or of data that leave some out already.
         DataError: ``stratify`` is not one class an example.
 
     Example:
@@ -85,6 +85,9 @@ def split(
     if len(places) != data.num_clients:
         raise ConfigError("places", list(places), f"give one for each of the {data.num_clients} clients")
     if clients is not None:
+        if data.unseen is not None:
+            names = list(data.unseen.test.names or ())
+            raise ConfigError("clients", clients, f"of these data {names} take no part already; split them all at once")
         return _without(data, _left_out(clients, data.num_clients, seed), shares, stratify, seed, places)
     rare = isinstance(stratify, str) and stratify == "rare"
     classes = _rare_classes(data) if rare else _classes(data, stratify)
@@ -207,4 +210,5 @@ def _part(data: FederatedData, rows: list[np.ndarray], whole: bool) -> Federated
     )
     if whole:
         data_of_part.weights = data.weights  # not divided by their sum again
+        data_of_part.unseen = data.unseen
     return data_of_part

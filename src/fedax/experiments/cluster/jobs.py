@@ -136,6 +136,8 @@ def digest_of(data: Table) -> str:
             _, clients, test, _ = unsplit(section)
             trees = {"data": clients.examples if isinstance(clients, FederatedData) else None, "sizes": clients.sizes}
             trees["test"] = test.examples if isinstance(test, FederatedData) else test
+            unseen = getattr(clients, "unseen", None) or ()
+            trees["unseen"] = [[each.examples, each.sizes] for each in unseen]
         _digests[key] = hashlib.sha256(_text(fingerprint.contents(trees))).hexdigest()[:16]
     return _digests[key]
 

@@ -70,6 +70,8 @@ class SiteData:
             raise DataError("examples: of a real client they are a dict of arrays, such as {'x': ..., 'y': ...}")
         if len(names) != data.num_clients or len({*names}) < data.num_clients or not all(names):
             raise ConfigError("names", list(names), f"give each of the {data.num_clients} clients its own name")
+        if data.unseen is not None:
+            raise DataError("unseen: at a node all clients take part; give data without others")
         self.names, self.own = tuple(names), dict(own)
         self.data = FederatedData(
             data.examples, data.sizes, data.weights, names=self.names, transform=data.transform, _finite=True
