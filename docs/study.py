@@ -18,14 +18,14 @@ import textwrap
 import matplotlib
 import numpy as np
 
-from fedax.columns import better, describe, show
+from fedax.columns import better, deciding, describe, show
 from fedax.errors import ConfigError
 from fedax.experiments import study as studies
 from fedax.experiments.charts import series
 from fedax.experiments.config.sections import seeds_of
 from fedax.experiments.runs import Record
 from fedax.experiments.study import Claim, Study, StudyPart
-from fedax.experiments.summary import Method, ProblemResults, problems, short
+from fedax.experiments.summary import Method, ProblemResults, metrics, problems, short
 from fedax.figures import Drawing, curves
 from fedax.figures.drawing import style
 
@@ -130,8 +130,9 @@ def _holes(part: StudyPart) -> str:
 def _methods(study: Study, part: StudyPart, record: Record, problem: ProblemResults, column: str) -> list[str]:
     """A row for each method, the best first."""
     known = describe(column)
-    others = [each for each in ("test_accuracy", "test_loss", "train_loss") if each in record.runs[0].history]
-    shown = [column, *(each for each in others if each != column)]
+    every = metrics(problem.methods)
+    others = [deciding(each, every) for each in ("test_accuracy", "test_loss", "train_loss")]
+    shown = [column, *(each for each in others if each != column and each in every)]
     tuned = any(study.choices(part, label) or part.section.tuned_by for label in part.labels)
     early = "val_loss" in record.runs[0].history
     at_best = [f"{known.label} at the lowest validation loss"] if early else []
@@ -167,8 +168,10 @@ def _late(m: Method, column: str, tail: int) -> str:
 
 def _at_best(m: Method, column: str) -> str:
     """What early stopping by the validation loss gives."""
-    rounds = [int(np.nanargmin(run.history["val_loss"])) for run in m.runs]
-    return _spread(column, np.array([run.history[column][k] for run, k in zip(m.runs, rounds, strict=True)]))
+    histories = [run.history for run in m.runs]
+    rounds = [int(np.nanargmin(history[deciding("val_loss", history)])) for history in histories]
+    ends = [history[deciding(column, history)][k] for history, k in zip(histories, rounds, strict=True)]
+    return _spread(column, np.array(ends))
 
 
 def _spread(column: str, values: np.ndarray) -> str:

@@ -1,15 +1,21 @@
 """Experiments with personal models: the setting ``personal`` of a method, and by which column each is judged."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import fedax
+from docs import study
 from fedax.engine.history import ended_worse
 from fedax.errors import ConfigError
 from fedax.experiments import build, execute, read, summary
+from fedax.experiments import study as studies
 from fedax.experiments.config.experiment import columns, problem_of
+from fedax.experiments.exported.card import card
+from fedax.experiments.runs import MethodRun
+from fedax.experiments.statistics import target_of
 from fedax.experiments.tuning import plan, tune
 
 DIGITS = {
@@ -262,3 +268,70 @@ def test_each_seed_leaves_out_its_own_clients_side_by_side_too(tmp_path):
         fedax.create("fedavg", lr=0.1), experiment.task, train, test=test, seed=1, rounds=4, batch_size=32
     )
     np.testing.assert_allclose(record.of("a")[1].history["unseen_loss"], same.history["unseen_loss"], rtol=1e-4)
+
+
+# ---- what is read, shown and compared afterwards
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """Two methods with personal models, with a test part of each client."""
+    data = DIGITS["data"] | {"split": {"val": 0.2, "test": 0.2}}
+    record = execute(build(config(HEAD, MEAN, rounds=6) | {"data": data}), tmp_path_factory.mktemp("both"), drawn=False)
+    return record, summary.problems([record])[0]
+
+
+def test_a_run_that_patience_ended_by_personal_models_is_read_as_finished(tmp_path):
+    part = HEAD | {"lr": 0.5, "personal": {"leaves": "1.*", "lr": 2.0}}
+    record, _ = results(tmp_path / "run", part, rounds=8, patience=2)
+    (run,) = record.runs
+    shared, own = run.history["val_loss"], run.history["val_loss_personal"]
+    assert len(own) < 9 and own[-2:].min() > own.min()
+    assert shared[-2:].min() == shared.min()  # by the shared model's column it would have gone on
+    assert run.status == "finished"
+
+
+def test_a_target_of_a_metric_is_that_of_personal_models(both):
+    _, problem = both
+    assert target_of(problem, {"test_loss": 0.5}).column == "test_loss_personal"
+    assert target_of(problem, {"train_loss": 0.5}).column == "train_loss_personal"
+
+
+def test_the_best_points_of_a_sweep_are_compared_by_personal_models(tmp_path):
+    grid = {"methods.head.lr": [0.1, 0.2], "methods.mr-mtl.lam": [0.1]}
+    record, _ = tune(plan(config(HEAD, MEAN) | {"sweep": {"grid": grid}}), tmp_path, drawn=False)
+    (problem,) = summary.problems([record])
+    assert problem.judge == "val_loss_personal" and problem.better == "lower"
+
+
+def test_pictures_and_names_of_a_run_are_of_personal_models(both):
+    record, problem = both
+    columns = summary.curve_order(problem)
+    assert columns[0] == "test_loss_personal" and "val_loss_personal" in columns
+    experiment = build(record.config)
+    given = {"test": experiment.test, "val": experiment.val, "rounds": 2}
+    run = fedax.simulate(experiment.methods["head"], experiment.task, experiment.data, **given)
+    assert repr(run).endswith(f"train_loss_personal={run.history['train_loss_personal'][-1]:.6g})")
+    assert run.plot().axes[0].get_ylabel() == "Test loss, personal models"
+
+
+def test_the_card_of_a_shared_model_has_its_figures_alone(both):
+    record, _ = both
+    path = record.folder / "models" / "head-seed0.safetensors"
+    text = card(path, fedax.load_model(path), "numpy")
+    assert "| Test loss |" in text and "personal models |" not in text
+
+
+def test_the_best_round_on_the_pages_of_studies_is_that_of_personal_models():
+    val, own = np.array([3.0, 1.0, 2.0]), np.array([3.0, 2.0, 1.0])
+    history = {"val_loss": val, "val_loss_personal": own, "test_loss": val + 10, "test_loss_personal": own + 20}
+    run = MethodRun("ditto", "ditto", 0, "finished", history | {"round": np.arange(3)})
+    for personal in (True, False):  # beside a method without; and where all have them
+        method = summary.Method("ditto", {}, [run], personal=personal)
+        assert study._at_best(method, "test_loss") == "21"
+
+
+def test_a_part_of_a_study_is_judged_by_personal_models(both):
+    record, _ = both
+    judged = SimpleNamespace(section=SimpleNamespace(judge="test_accuracy"))
+    assert studies.column_of(judged, record) == "test_accuracy_personal"

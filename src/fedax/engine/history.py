@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from fedax.columns import COSTS, HEARD, TIME, TRAFFIC, TRAIN, describe, measures, show
+from fedax.columns import COSTS, HEARD, TIME, TRAFFIC, TRAIN, deciding, describe, measures, show
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.checkpoint import Best
 from fedax.engine.evaluate import excluded
@@ -189,8 +189,8 @@ class Run:
             x: what it is drawn against: ``"rounds"``, ``"bytes"``, ``"uploads"`` (bytes up only), ``"seconds"``,
                 ``"time"`` (of a run with a clock), ``"gradients"``, ``"local_steps"``, or of a private run
                 ``"epsilon"``.
-            column: the measure; default: the test loss, or without a test part that of validation or of training; of a
-                public run without either ``"epsilon"``.
+            column: the measure; default: the test loss, or without a test part that of validation or of training, of
+                personal models where the method has them; of a public run without any ``"epsilon"``.
 
         Raises:
             ConfigError: no such axis or column.
@@ -205,7 +205,7 @@ class Run:
         from fedax.figures import Series, along, curves  # slow
 
         known = [*measures(self.history), *({"epsilon"} & self.history.keys())]
-        column = next(name for name in _PLOTTED if name in known) if column is None else column
+        column = deciding(next(name for name in _PLOTTED if name in known), known) if column is None else column
         if column not in known:
             raise unknown("column", column, known)
         gone = "diverged" if self.status == "diverged" else ""
@@ -231,7 +231,7 @@ class Run:
 
     def __repr__(self) -> str:
         last = {name: column[-1] for name, column in self.history.items()}
-        name = next(name for name in (*TRAIN, "val_loss", "test_loss", "epsilon") if name in last)
+        name = deciding(next(name for name in (*TRAIN, "val_loss", "test_loss", "epsilon") if name in last), last)
         return f"Run({self.status} at round {last['round']}, {name}={last[name]:.6g})"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedax.columns import TRAIN, describe
+from fedax.columns import TRAIN, deciding, describe
 from fedax.data import FederatedData
 from fedax.engine.saved import read_model
 from fedax.experiments import summary
@@ -248,5 +248,5 @@ def _number(value: float | None) -> str:
 
 
 def _column(run: MethodRun) -> str:
-    """The column that is diagnosed: the training loss, or else a held-out one."""
-    return next(name for name in (*TRAIN, "val_loss", "test_loss") if name in run.history)
+    """The column by which seeds are told apart: the training loss, or else a held-out one."""
+    return deciding(next(name for name in (*TRAIN, "val_loss", "test_loss") if name in run.history), run.history)

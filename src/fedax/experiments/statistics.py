@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedax.columns import better, heard_enough
+from fedax.columns import better, deciding, heard_enough
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import summary
 from fedax.experiments.chance import ROUNDING, Gap
@@ -178,6 +178,7 @@ def target_of(problem: ProblemResults, aim: Aim) -> Target:
         ((column, value),) = aim.items()
         if column not in known:
             raise unknown("target", column, known)
+        column = deciding(column, known)
     elif problem.judge is None:
         raise ConfigError("target", aim, f"nothing decides here; give a column with its value ({', '.join(known)})")
     else:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import PARTS, describe, show
+from fedax.columns import PARTS, PERSONAL, describe, show
 from fedax.engine.saved import Model
 from fedax.errors import printable
 from fedax.experiments import summary
@@ -149,7 +149,8 @@ def _facts(record: Record, *names: str) -> list[tuple[str, str]]:
 def _figures(record: Record, method: summary.Method, run: MethodRun | None) -> list[str]:
     """A table of held-out figures: of this model, and means over the seeds with their intervals."""
     public, method = record.about.get("public"), method.measured
-    held_out = [name for name in summary.metrics([method]) if name.partition("_")[0] in PARTS]
+    named = (name for name in summary.metrics([method]) if not name.endswith(PERSONAL))  # those are other models
+    held_out = [name for name in named if name.partition("_")[0] in PARTS]
     rows = []
     for name in held_out if public is None else [name for name in held_out if name in public]:
         values = method.final(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import COSTS, HEARD, PER_CLIENT, TIME, heard_enough
+from fedax.columns import COSTS, HEARD, PER_CLIENT, TIME, deciding, heard_enough
 from fedax.data.formats import parse_json
 from fedax.engine.checks import evaluation_rounds
 from fedax.engine.history import column_of, ended_worse
@@ -223,10 +223,10 @@ def _ended_by_patience(history: dict[str, np.ndarray], run: dict[str, Any]) -> b
     if (patience := run.get("patience")) is None:
         return False
     asked = Patience(**(patience if isinstance(patience, dict) else {"evaluations": patience}))
-    if asked.column not in history:
+    if (column := deciding(asked.column, history)) not in history:
         return False
     waiting = asked.fresh(min_heard=run.get("min_heard") or 1.0)
-    names = [asked.column, *{HEARD} & history.keys()]
+    names = [column, *{HEARD} & history.keys()]
     rows = zip(*(history[name].tolist() for name in names), strict=True)
     return [waiting(dict(zip(names, row, strict=True))) for row in rows][-1]
 

@@ -14,7 +14,7 @@ from fedax.experiments.report import write_report
 from fedax.experiments.runs import Path, Record
 from fedax.experiments.study.parts import Study, StudyPart
 from fedax.experiments.study.results import record_of
-from fedax.experiments.summary import LEVEL, holm, problems
+from fedax.experiments.summary import LEVEL, holm, metrics, problems
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Claim:
 def column_of(part: StudyPart, record: Record) -> str:
     """The column by which a part is judged."""
     (problem,) = problems([record])
-    column = part.section.judge or problem.judge
+    column = problem.judge if part.section.judge is None else deciding(part.section.judge, metrics(problem.methods))
     assert column is not None
     return column
 

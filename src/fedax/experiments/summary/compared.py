@@ -466,7 +466,7 @@ def _problem_of(records: list[Record], differs: dict[str, str], folders: list[st
         config["run"] = {**config["run"], "judge": None}
     column, way = judge(config, metrics(compared)), None
     if len(records) == 1 and "sweep" in config:
-        column, way = config["sweep"]["criterion"], config["sweep"]["better"]
+        column, way = deciding(config["sweep"]["criterion"], metrics(compared)), config["sweep"]["better"]
     length = min((len(run.history["round"]) for m in finished for run in m.runs), default=0)
     way = way or (None if column is None else better(column))
     tested = {} if column is None else _test_differences(finished if seeds else [], column, way, records[0].config)
@@ -543,9 +543,9 @@ def table_order(problem: ProblemResults) -> list[str]:
 
 def curve_order(problem: ProblemResults) -> list[str]:
     """The columns that are drawn as curves: those of a table, and the validation loss."""
-    columns = table_order(problem)
-    with_validation = "val_loss" in metrics(problem.methods) and "val_loss" not in columns
-    return [*columns, "val_loss"] if with_validation else columns
+    columns, known = table_order(problem), metrics(problem.methods)
+    validation = deciding("val_loss", known)
+    return [*columns, validation] if validation in known and validation not in columns else columns
 
 
 def axes_of(methods: Sequence[Method]) -> dict[str, Axis]:
