@@ -1,6 +1,7 @@
 """Is a common model worth it? The verdict answers by clients that train alone, and by all rows in one place."""
 
 import dataclasses
+import html
 import json
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from scipy import stats
 
 from fedax.experiments import build, clients, execute, new_folder, read, summary
 from fedax.experiments.diagnosis import diagnose_run, verdict
+from fedax.experiments.report import write_report
 from fedax.experiments.runs import finite
 from fedax.experiments.summary.worth import versus
 from tests.experiments import run_cli
@@ -28,13 +30,13 @@ def tables(folder, rules, rows, noise=0.0):
     return folder
 
 
-def ran(folder, methods=("fedavg", "scaffold"), seeds=4, split_seeds=True, rounds=30):
+def ran(folder, methods=("fedavg", "scaffold"), seeds=4, split_seeds=True, rounds=30, name="run"):
     config = {
         "data": {"name": "csv", "files": f"{folder}/*.csv", "label": "y", "split": {"val": 0.15, "test": 0.3}},
         "run": {"rounds": rounds, "batch_size": 20, "seeds": seeds, "split_seeds": split_seeds, "baselines": True},
-        "methods": [{"name": name, "lr": 0.3} for name in methods],
+        "methods": [{"lr": 0.3} | (name if isinstance(name, dict) else {"name": name}) for name in methods],
     }
-    return execute(build(config), new_folder(folder / "run", "run"), drawn=False)
+    return execute(build(config), new_folder(folder / name, "run"), drawn=False)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,15 @@ def opposed(tmp_path_factory):
     """Clients whose labels follow opposite rules: no common model can serve them."""
     rules = np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
     return ran(tables(tmp_path_factory.mktemp("x") / "opposed", rules, [150] * 4))
+
+
+OWN = {"name": "ditto", "personal_lr": 3.0, "lam": 0.001}
+
+
+@pytest.fixture(scope="module")
+def personal(opposed):
+    """The same clients, beside a method that gives each a model of its own."""
+    return ran(opposed.folder.parent, methods=("fedavg", OWN), seeds=3, name="personal")
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +82,69 @@ def test_where_one_model_on_all_rows_does_better_federated_training_falls_short(
     first, _, third, *_ = summary.verdict(problem)
     assert first.startswith("Federated training falls short here: ") and "run.rounds=" in third
     assert "No common model" not in first and third == summary.recommendation(problem)
+
+
+def test_where_personal_models_help_and_no_common_one_does_the_verdict_leads_to_them(personal):
+    (problem,) = summary.problems([personal])
+    text = " ".join(summary.verdict(problem))
+    alone, pooled = problem.against["local only"], problem.against["pooled"]
+    assert summary.recommendation(problem).startswith("Take ditto") and summary.conclusion(problem)["take"] == "ditto"
+    assert "No common model" not in text and not summary.conclusion(problem)["train_alone"]
+    assert text.count("ersonal models are worth it") == 1 and "common model is worth it" not in text
+    assert alone.personal and alone.column == pooled.column == "test_loss"
+    assert alone.mean == pytest.approx(
+        np.mean([run.history["test_loss_personal"][-1] for run in personal.of("ditto")]), rel=1e-5
+    )
+    assert f"test loss {alone.mean:.4g} against {alone.baseline:.4g}" in text
+    assert summary.conclusion(problem)["baselines"]["local only"]["personal_models"]
+
+
+@pytest.mark.parametrize("judge", ["test_auc", "val_loss"])
+def test_whatever_judges_personal_models_are_compared_with_training_alone(personal, judge):
+    (problem,) = summary.problems([personal])
+    ditto = next(m for m in problem.methods if m.label == "ditto")
+    found = versus(personal, ditto, problem.seeds, judge, 2)["local only"]
+    figure = "auc" if judge == "test_auc" else "loss"
+    tables = clients.tables(personal, "ditto")
+    own = [np.average(table.values[f"{figure}_personal"], weights=table.sizes) for table in tables]
+    assert found.personal and found.column == f"test_{figure}" and found.mean == pytest.approx(np.mean(own))
+
+
+def test_figures_of_each_client_are_those_of_the_models_that_clients_get(personal):
+    (problem,) = summary.problems([personal])
+    for judge in (problem.judge, "test_loss_personal"):
+        assert clients.figures_of(personal, judge) == ["loss", "auc"]
+    for figure in ("loss", "auc"):
+        found = summary.over_clients(personal, "ditto", figure)
+        tables = clients.tables(personal, "ditto")
+        assert found.values == pytest.approx(np.mean([table.values[f"{figure}_personal"] for table in tables], 0))
+        assert found.personal and not summary.over_clients(personal, "fedavg", figure).personal
+    shared = summary.over_clients(personal, "ditto", "loss", shared=True)
+    assert shared.values == pytest.approx(np.mean([table.values["loss"] for table in tables], 0))
+    write_report([personal], personal.folder / "report.html")
+    text = html.unescape((personal.folder / "report.html").read_text(encoding="utf-8"))
+    assert "Of ditto it is that of each client's personal model" in text
+
+
+def test_where_personal_models_were_tried_and_do_worse_than_alone_they_are_not_recommended_anew(opposed):
+    record = ran(opposed.folder.parent, methods=({"name": "ditto", "lam": 9.0}, "fedavg"), seeds=3, name="tied")
+    (problem,) = summary.problems([record])
+    first, _, third, *_ = summary.verdict(problem)
+    assert first.startswith("Neither a common model nor personal models help here") and "personal models 0" not in first
+    assert third.startswith("Train alone, or give the personal models of ditto more") and "--methods" not in third
+    assert verdict(record).startswith(f"{first} {third}")
+
+
+def test_a_table_without_the_personal_models_is_not_shown_as_theirs(personal):
+    folder = personal.folder
+    path = clients.table_path(folder, "ditto", 0)
+    kept = path.read_bytes()
+    (folder / "examples" / "ditto-seed0-personal.safetensors").unlink()
+    path.unlink()
+    execute(build(personal.config), folder, drawn=False)
+    assert [*clients.by_seed(personal, "ditto")] == [1, 2] and [*clients.by_seed(personal, "fedavg")] == [0, 1, 2]
+    assert any(sentence.startswith("ditto: ") for sentence in clients.left_out(folder))
+    path.write_bytes(kept)
 
 
 def test_a_common_model_that_is_worth_it_is_called_so(alike):
@@ -185,7 +259,7 @@ def test_the_best_of_ten_that_equal_training_alone_is_seldom_called_better(monke
         ends = random.normal(size=(11, seeds, clients_of))
         best = np.argmin(ends[:10].mean((1, 2)))
         tables = {
-            label: [SimpleNamespace(names=names, sizes=np.full(clients_of, 9), values={"loss": row}) for row in rows]
+            label: [clients.ClientTable(names, np.full(clients_of, 9), {"loss": row}) for row in rows]
             for label, rows in {"best": ends[best], "local only": ends[10], "pooled": ends[10]}.items()
         }
         monkeypatch.setattr(clients, "by_seed", lambda _, label, tables=tables: dict(enumerate(tables[label])))

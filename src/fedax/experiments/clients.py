@@ -22,7 +22,8 @@ import jax
 import numpy as np
 
 import fedax
-from fedax.columns import PERSONAL, better, describe, show
+from fedax.columns import PERSONAL, better, deciding, describe, show
+from fedax.contract.personal import has_personal
 from fedax.engine.devices import in_precision
 from fedax.engine.load import Shared, start
 from fedax.engine.make import make_job
@@ -54,7 +55,7 @@ class ClientTable(NamedTuple):
     Attributes:
         names: [N] of the clients.
         sizes: [N] how many examples each client has.
-        values: ``loss`` and metrics by name, [N] each.
+        values: ``loss`` and metrics by name, [N] each; of personal models ``loss_personal`` and so on beside them.
         arrivals: [N] how many answers of each client the server took; ``None``: it waited for all clients of a round.
     """
 
@@ -62,6 +63,10 @@ class ClientTable(NamedTuple):
     sizes: np.ndarray
     values: dict[str, np.ndarray]
     arrivals: np.ndarray | None = None
+
+    def of(self, figure: str) -> np.ndarray:
+        """[N] a figure of the models that clients get: their personal ones, where there are any."""
+        return self.values[deciding(figure, self.values)]
 
 
 # ---- files
@@ -135,11 +140,14 @@ def tables(record: Record, label: str) -> list[ClientTable]:
 
 
 def by_seed(record: Record, label: str) -> dict[int, ClientTable]:
-    """:func:`tables`, by their seeds."""
+    """:func:`tables`, by their seeds; of a method with personal models those that have figures of these."""
     read = {}
+    personal = any(name.endswith(PERSONAL) for run in record.of(label) for name in run.history)
     for seed in record.config["run"]["seeds"]:
         if (path := table_path(record.folder, label, seed)).is_file() and _damage(path) is None:
-            read[seed] = read_table(path)
+            table = read_table(path)
+            if not personal or f"loss{PERSONAL}" in table.values:
+                read[seed] = table
     return read
 
 
@@ -196,8 +204,11 @@ def add_table(
         params: its model.
         test: the test examples by client, or ``None`` if they are at nodes.
         arrivals: [N] as of :attr:`fedax.engine.history.Run.arrivals`.
-        personal: how the clients' own models do, where the method has them.
+        personal: how the clients' own models do, where the method has them and it is known.
     """
+    if personal is None and has_personal(experiment.methods[label]):
+        what = "how its clients' own models do at each client is not known here, so no figures of clients are shown"
+        record_left_out(folder, f"{label}: {what}.")
     if test is None:
         _add_table_of_nodes(experiment, folder, label, seed, params)
         return
@@ -486,6 +497,7 @@ class Spread(NamedTuple):
         worst_tenth: the mean over the worst tenth of these clients, at least one.
         worst: the worst clients whose interval is beyond the mean of all clients, each with its value and its number of
             test examples.
+        personal: whether they are of the clients' own models.
     """
 
     label: str
@@ -496,6 +508,7 @@ class Spread(NamedTuple):
     std: float
     worst_tenth: float
     worst: list[tuple[str, float, int]]
+    personal: bool = False
 
 
 def spread_of(
@@ -538,7 +551,8 @@ def spread_of(
         gap = _apart(mean_of_seed, by_seed[:, i], overlap, (examples or {}).get(names[i]), len(defined))
         if gap is not None and gap.p < _LEVEL and sign * gap.mean > 0:
             worst.append((names[i], float(values[i]), int(sizes[i])))
-    return Spread(label, names, sizes, values, float(values[defined].mean()), std, float(values[tenth].mean()), worst)
+    mean, worst_tenth = float(values[defined].mean()), float(values[tenth].mean())
+    return Spread(label, names, sizes, values, mean, std, worst_tenth, worst, figure.endswith(PERSONAL))
 
 
 def _apart(mean: np.ndarray, own: np.ndarray, overlap: float, examples: np.ndarray | None, tests: int) -> Gap | None:
@@ -558,8 +572,8 @@ def figures_of(record: Record, judge: str | None) -> list[str]:
     example = next((table for label in record.labels for table in tables(record, label)), None)
     if example is None:
         return []
-    judged = (judge or "").removeprefix("test_")
-    names = [name for name in example.values if better(f"test_{name}") is not None]
+    judged = (judge or "").removeprefix("test_").removesuffix(PERSONAL)
+    names = [name for name in example.values if better(f"test_{name}") is not None and not name.endswith(PERSONAL)]
     chosen = [judged] if judged in names else ["loss"]
     usual = [name for name in ("auc", "r2", "accuracy", *names) if name in names and name not in chosen]
     return chosen + usual[:1]
@@ -572,7 +586,8 @@ def worst_text(spread: Spread, figure: str) -> str:
     column = f"test_{figure}"
     number = "client" if len(spread.worst) == 1 else "clients"
     label = describe(column).label
-    return f"Worst {number} by {label[0].lower() + label[1:]}, {spread.label}: {named_worst(spread, column)}."
+    whose = f"personal models of {spread.label}" if spread.personal else spread.label
+    return f"Worst {number} by {label[0].lower() + label[1:]}, {whose}: {named_worst(spread, column)}."
 
 
 def named_worst(spread: Spread, column: str) -> str:

@@ -124,7 +124,7 @@ def why(record: Record) -> str:
         text = f"{_and(lost)} did not come to a good end with every seed, and {be} not to be taken so. "
     if len(problem.methods) == 1:
         return text + str(diagnosis["verdict"])
-    if summary.alone_is_better(problem):
+    if summary.alone_is_better(problem) and not chosen.has_personal:
         text += f"If it has to be a common model, take {chosen.label}. "
     names = {settings["label"]: settings["name"] for settings in record.config["methods"]}
     ended = [m.label for m in problem.methods if m.label in diagnoses and m.status == "finished"]

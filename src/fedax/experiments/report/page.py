@@ -524,9 +524,10 @@ def _helped(record: Record) -> str:
             )
     for label in record.labels:
         tables = clients.tables(record, label)
-        both = [summary.over_clients(record, label, figure) for figure in ("loss", f"loss{PERSONAL}")]
-        if tables and f"loss{PERSONAL}" in tables[0].values and all(each is not None for each in both):
-            shared, own_models = (each for each in both if each is not None)
+        if not tables or f"loss{PERSONAL}" not in tables[0].values:
+            continue
+        shared, own_models = (summary.over_clients(record, label, "loss", shared=each) for each in (True, False))
+        if shared is not None and own_models is not None:
             before, after = (f"{label}, shared model", shared.values), (f"{label}, own model", own_models.values)
             text += pictures.row([charts.before_after("test_loss", shared.names, before, after)])
     private = record.config.get("privacy") is not None
@@ -543,6 +544,8 @@ def _by_client(record: Record, judge: str | None) -> str:
         about = f"{described.label} on each client's own test examples"
         about += f", the mean over {seeds} seeds. " if seeds > 1 else ". "
         about += f"{(described.better or 'lower').capitalize()} is better. "
+        if own_models := [method_spread.label for method_spread in spreads if method_spread.personal]:
+            about += f"Of {', '.join(own_models)} it is that of each client's personal model. "
         if any(np.isnan(method_spread.values).any() for method_spread in spreads):
             about += "Clients where it is not defined, as where all test examples are of one class, are left out. "
         if i == 0:

@@ -75,6 +75,11 @@ class Method:
     min_heard: float = 1.0
     personal: bool = False
 
+    @property
+    def has_personal(self) -> bool:
+        """Whether it gives each client a model of its own."""
+        return any(name.endswith(PERSONAL) for name in self.runs[0].history)
+
     def column(self, name: str) -> str:
         """The column of the history from which a figure of this name is."""
         return deciding(name, self.runs[0].history) if self.personal else name
@@ -215,10 +220,9 @@ def methods(records: Sequence[Record], names: Sequence[str] = ()) -> list[Method
                 least = record.config["run"].get("min_heard") or 1.0
                 about = clients, delta, record.folder, settings["label"], least
                 result.append(Method(label, hyper, runs, *about))
-    personal = [any(name.endswith(PERSONAL) for name in m.runs[0].history) for m in result]
-    if all(personal):
+    if all(m.has_personal for m in result):
         return result
-    return [replace(m, personal=own) for m, own in zip(result, personal, strict=True)]
+    return [replace(m, personal=m.has_personal) for m in result]
 
 
 def _at_point(settings: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
@@ -330,7 +334,7 @@ class ProblemResults:
         record = next((record for record in self.records if front and record.folder == front.folder), None)
         if front is None or record is None:
             return {}
-        return versus(record, front, self.seeds, front.column(str(self.judge)), len(self.methods))
+        return versus(record, front, self.seeds, str(self.judge), len(self.methods))
 
     @functools.cached_property
     def falling(self) -> bool:

@@ -76,6 +76,7 @@ def _against(found: Versus) -> dict[str, Any]:
     return {
         "method": found.label,
         "column": found.column,
+        "personal_models": found.personal,
         "mean": found.mean,
         "baseline": found.baseline,
         "difference": None if found.gap is None else _interval(found.gap),
@@ -148,15 +149,18 @@ def alone_is_better(problem: ProblemResults) -> list[str]:
     if alone is None or alone.claim >= 0 or _slight(problem, alone):
         return []
     lower, ends = alone.better == "lower", [alone.mean]
-    if problem.judge == alone.column:  # of all methods, also those that came to no good end
-        ends += [float(np.mean(m.final(alone.column))) for m in problem.methods if m.final(alone.column).size]
+    if _decides(problem, alone):  # of all methods, also those that came to no good end
+        finals = (m.final(str(problem.judge)) for m in problem.methods)
+        ends += [float(np.mean(final)) for final in finals if final.size]
     front = min(ends) if lower else max(ends)
     if front == alone.baseline or (front < alone.baseline) == lower:
         return []
     which = f"the federated methods {show(alone.column, front)} {'or more' if lower else 'at most'}"
     which = f"{alone.label} {show(alone.column, front)}" if len(problem.methods) == 1 else which
     reached = f"{_name(alone.column)} {show(alone.column, alone.baseline)}"
-    first = "Federated training falls short here" if _pooled_is_better(problem) else "No common model helps here"
+    tried = any(m.has_personal for m in problem.methods)
+    first = "Neither a common model nor personal models help here" if tried else "No common model helps here"
+    first = "Federated training falls short here" if _pooled_is_better(problem) else first
     first = f"{first}: clients that train alone reach {reached}, {which}."
     assert alone.gap is not None
     return [first, f"Training alone is {_lead(alone.column, alone.gap, -1, alone.label)}."]
@@ -168,9 +172,14 @@ def _pooled_is_better(problem: ProblemResults) -> bool:
     return pooled is not None and (pooled.baseline < alone.baseline) == (alone.better == "lower")
 
 
+def _decides(problem: ProblemResults, found: Versus) -> bool:
+    """Whether a comparison with a baseline is of the figure by which methods are judged."""
+    return str(problem.judge).removesuffix(PERSONAL) == found.column
+
+
 def _slight(problem: ProblemResults, found: Versus) -> bool:
     """Whether a difference to a baseline is too small to matter."""
-    gained = problem.gained if found.column == problem.judge else 0.0
+    gained = problem.gained if _decides(problem, found) else 0.0
     return abs(found.mean - found.baseline) < MATERIAL * gained
 
 
@@ -182,9 +191,12 @@ def recommendation(problem: ProblemResults) -> str:
             rounds = 2 * problem.records[0].config["run"]["rounds"]
             helps = "one model on all rows in one place does better than either"
             return f"Give it more rounds (run.rounds={rounds}), or train alone: {helps}."
+        them = "take personal models (--methods ditto,mr-mtl)"
+        if tried := [m.label for m in problem.methods if m.has_personal]:
+            them = f"give the personal models of {_few(tried)} more of their own (a lower lam, more steps)"
         return (
-            "Train alone, or take personal models (--methods ditto,mr-mtl): these data ask for a model for each "
-            "client. Or do clients mean different things by a label?"
+            f"Train alone, or {them}: these data ask for a model for each client. Or do clients mean different things "
+            "by a label?"
         )
     if chosen is None:
         lost = all(m.status in (*GONE, "failed") for m in problem.methods)
@@ -210,7 +222,7 @@ def recommendation(problem: ProblemResults) -> str:
 
 
 def _worth(problem: ProblemResults) -> list[str]:
-    """Whether a common model is worth it: against clients that train alone, and against all rows in one place."""
+    """Whether it is worth it to train together: against clients that train alone, and all rows in one place."""
     sentences = []
     if (alone := problem.against.get(LOCAL_ONLY)) is not None:
         ends = f"{_name(alone.column)} {show(alone.column, alone.mean)} against {show(alone.column, alone.baseline)}"
@@ -218,7 +230,8 @@ def _worth(problem: ProblemResults) -> list[str]:
             sentences.append(f"Of clients that train alone: {ends}; one seed does not tell this from chance.")
         elif not alone_is_better(problem):
             against = f"{alone.label} is {_lead(alone.column, alone.gap, 1, 'clients that train alone')}"
-            worth = {1: "A common model is worth it: ", 0: "Whether a common model is worth it is not clear: ", -1: ""}
+            what = "personal models are" if alone.personal else "a common model is"
+            worth = {1: f"{what.capitalize()} worth it: ", 0: f"Whether {what} worth it is not clear: ", -1: ""}
             sentences.append(f"{worth[alone.claim]}{against}, {ends}{_on(alone)}.")
         if alone.clients:
             sides = alone.sides

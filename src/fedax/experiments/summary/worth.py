@@ -1,4 +1,6 @@
-"""Is a common model worth it? A method against clients that train alone, and against one model on all rows together.
+"""Is it worth it to train together? A method against clients that train alone, and against one model on all rows.
+
+Of a method with personal models these are compared, as they are what clients get.
 
 Both are compared on the test examples of each client, with the seeds, splits and effort of tuning of the method; the
 figure of all is the mean over the test examples, each client's weighted by how many it has. Differences are those of
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedax.columns import PERSONAL, better
+from fedax.columns import PERSONAL, better, deciding
 from fedax.experiments import chance, clients, examples
 from fedax.experiments.chance import Gap, gap_of
 from fedax.experiments.runs import Record
@@ -36,6 +38,7 @@ class Versus:
         mean, baseline: the figure of both, over seeds and test examples.
         gap: the method less the baseline; ``None`` with one seed.
         sure: whether it covers the test examples.
+        personal: whether the method's personal models are compared.
         clients: client -> the gap for it alone; empty with one seed or one client, and where the seeds share their test
             examples: a client's few say nothing of others.
     """
@@ -47,6 +50,7 @@ class Versus:
     baseline: float
     gap: Gap | None
     sure: bool
+    personal: bool = False
     clients: dict[str, Gap] = field(default_factory=dict)
 
     def side(self, gap: Gap | None) -> int:
@@ -88,15 +92,14 @@ def _versus(
     baselines: int,
     methods: int,
 ) -> Versus | None:
-    figure = judge.removeprefix("test_")
-    base = figure.removesuffix(PERSONAL)  # a baseline has one model a client
-    known = all(figure in pair[0].values and base in pair[1].values for pair in pairs)
+    figure = judge.removeprefix("test_").removesuffix(PERSONAL)
+    known = all(figure in table.values for pair in pairs for table in pair)
     if not known or better(f"test_{figure}") is None:
-        figure = base = "loss"
+        figure = "loss"
     column, config = f"test_{figure}", record.config
     names = [name for name in pairs[0][0].names if all(name in table.names for pair in pairs for table in pair)]
-    ours = np.array([_ordered(pair[0], names, pair[0].values[figure]) for pair in pairs])
-    theirs = np.array([_ordered(pair[1], names, pair[1].values[base]) for pair in pairs])
+    ours = np.array([_ordered(pair[0], names, pair[0].of(figure)) for pair in pairs])
+    theirs = np.array([_ordered(pair[1], names, pair[1].of(figure)) for pair in pairs])
     sizes = np.array([_ordered(pair[0], names, pair[0].sizes) for pair in pairs])
     both = np.isfinite(ours) & np.isfinite(theirs)
     if not both.any(1).all():
@@ -116,8 +119,8 @@ def _versus(
         if several and redrawn and len(names) > 1 and both[:, i].all()
     }
     way = better(column) or "lower"
-    sure = redrawn or of_clients is not None
-    return Versus(label, column, way, float(other.mean()), float(one.mean()), gap, sure, by_client)
+    sure, personal = redrawn or of_clients is not None, f"{figure}{PERSONAL}" in pairs[0][0].values
+    return Versus(label, column, way, float(other.mean()), float(one.mean()), gap, sure, personal, by_client)
 
 
 def _ordered(table: clients.ClientTable, names: list[str], values: np.ndarray) -> np.ndarray:
@@ -125,11 +128,17 @@ def _ordered(table: clients.ClientTable, names: list[str], values: np.ndarray) -
     return values[[places[name] for name in names]]
 
 
-def over_clients(record: Record, label: str, figure: str) -> clients.Spread | None:
-    """How a figure is spread over the clients of a method or a baseline; ``None``: there are no tables of it."""
+def over_clients(record: Record, label: str, figure: str, shared: bool = False) -> clients.Spread | None:
+    """How a figure is spread over the clients of a method or a baseline; ``None``: there are no tables of it.
+
+    Args:
+        record: the run folder.
+        label: of the method or the baseline.
+        figure: such as ``"loss"``: of the models that clients get, their personal ones where there are any.
+        shared: of the shared model in any case.
+    """
     tables = clients.tables(record, label)
-    if not any(figure in table.values for table in tables):  # of a method without personal models: its shared one
-        figure = figure.removesuffix(PERSONAL)
+    figure = figure if shared or not tables else deciding(figure, tables[0].values)
     column = f"test_{figure}"
     return clients.spread_of(
         label, tables, figure, better(column) or "lower", chance.overlap(record.config, column),
