@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import fedax
 from fedax.cli import app
 from fedax.errors import ConfigError, ProcessError
-from fedax.experiments import plan, read, runner, tune
+from fedax.experiments import build, plan, read, runner, tune
 from fedax.experiments.cluster import ClusterJob, Crew, Outcome, crew, engines, jobs
 from fedax.experiments.study import carry_out, read_study
 from tests import long
@@ -198,6 +198,61 @@ def test_a_comparison_is_the_same_whatever_comes_first(tmp_path):
     assert {path.relative_to(tmp_path / "here") for path in (tmp_path / "here").rglob("*")} == {
         path.relative_to(tmp_path / "wild") for path in (tmp_path / "wild").rglob("*")
     }
+
+
+PERSONAL = {
+    "task": {"name": "mlp", "hidden": [4]},
+    "run": {"rounds": 2, "batch_size": 16},
+    "methods": [
+        {"name": "ditto"},
+        {"name": "fedavg", "label": "head", "personal": "1.*"},
+        {"name": "fedavg", "label": "tuned", "fine_tune": {"lr": 0.05, "steps": 3}},
+    ],
+}
+
+
+def contents(folder):
+    """What is in the files of models, clients and examples, by their paths."""
+    paths = [path for place in ("models", "clients", "examples") for path in sorted((folder / place).rglob("*.*"))]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    """The section data of four tables."""
+    for name in ("cleveland", "hungary", "switzerland", "va"):
+        rng = np.random.default_rng(len(name))
+        lines = "".join(f"{a:.3f},{b:.3f},{'yes' if c > 0 else 'no'}\n" for a, b, c in rng.normal(size=(40, 3)))
+        (tmp_path / f"{name}.csv").write_text(f"a,b,y\n{lines}")
+    return {"name": "csv", "files": f"{tmp_path}/*.csv", "label": "y", "split": {"val": 0.15, "test": 0.15}}
+
+
+@pytest.mark.parametrize("configured", [True, False])
+def test_personal_models_come_back_as_they_are_made_in_this_process(tmp_path, hospitals, configured):
+    experiment = build(PERSONAL | {"data": hospitals})
+    given = {"rounds": 2, "batch_size": 16, "seeds": 1, "test": experiment.test, "val": experiment.val}
+    texts = {}
+    for place, executor in {"here": None, "wild": Wild()}.items():
+        folder = tmp_path / place
+        if configured:
+            folder.mkdir()
+            runner.execute(experiment, folder, drawn=False, executor=executor)
+        else:
+            parts = experiment.methods, fedax.tasks.mlp(2, 2, hidden=(4,)), experiment.data
+            fedax.compare(*parts, out=folder, executor=executor, **given)
+        out, model = tmp_path / place / "predicted.csv", str(folder / "models" / "head-seed0")
+        given_rows = [str(tmp_path / "va.csv"), "--client", "va", "--out", str(out)]
+        found = CliRunner().invoke(app, ["predict", model, *given_rows])
+        assert found.exit_code == 0, found.output
+        texts[place] = out.read_text()
+    one, other = contents(tmp_path / "here"), contents(tmp_path / "wild")
+    assert {f"models/{label}-seed0/va.safetensors" for label in experiment.methods} <= one.keys()
+    assert one.keys() == other.keys() and all(one[name] == other[name] for name in one)
+    assert texts["here"] == texts["wild"]
+
+
+def test_heart_disease_travels_by_its_name():
+    assert jobs.digest_of({"name": "heart"}) == jobs.digest_of({"name": "heart", "split": {"test": 0.2}})
 
 
 class Log:

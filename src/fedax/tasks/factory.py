@@ -83,6 +83,20 @@ def made_as(task: Task) -> dict[str, Any] | None:
     return {"name": name, **arguments}
 
 
+Origin = tuple[str, dict[str, Any]] | None
+
+
+def origin_of(task: Task) -> Origin:
+    """Which factory made a task, and with what, for a copy in another process; ``None``: no factory did."""
+    return _made_with.get(task.loss)
+
+
+def keep_origin(task: Task, origin: Origin) -> None:
+    """Tell a task that came from another process its :func:`origin_of`, without which a saved model has no task."""
+    if origin is not None:
+        _made_with[task.loss] = origin
+
+
 def _hashable(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from fedax.data import SETS, FederatedData
+from fedax.data import FEDERATIONS, FederatedData
 from fedax.engine import fingerprint
 from fedax.errors import ConfigError, DataError, FedaxError, one_line
 from fedax.experiments import own
@@ -28,6 +28,7 @@ from fedax.experiments.config.data import unsplit
 from fedax.experiments.config.sections import DataSection, Table
 from fedax.experiments.runs import locked
 from fedax.files import WRITING, write_atomic
+from fedax.tasks.factory import keep_origin, origin_of
 
 Path = pathlib.Path
 
@@ -124,7 +125,7 @@ def digest_of(data: Table) -> str:
         True
     """
     section = DataSection(**{name: value for name, value in data.items() if name != "split"})
-    pooled = section.name in SETS
+    pooled = section.name not in FEDERATIONS
     key = section.name if pooled else _text(data).decode()
     if key not in _digests:
         if pooled:
@@ -150,7 +151,7 @@ def packed(experiment: Any) -> bytes:
     """
     pickler: Any = importlib.import_module("cloudpickle") if importlib.util.find_spec("cloudpickle") else pickle
     try:
-        content: bytes = pickler.dumps(experiment)
+        content: bytes = pickler.dumps((experiment, origin_of(experiment.task.entire)))
     except Exception as error:  # whatever an object of the user's raises
         hint = "" if pickler is not pickle else "; pip install cloudpickle, which takes functions too"
         hint = f"data, task and methods have to be pickled, to travel{hint}"
@@ -317,7 +318,9 @@ def _copied(sources: Sequence[own.Source], place: Path) -> Sequence[str]:
 @functools.lru_cache(1)
 def unpacked(content: bytes) -> Any:
     """The experiment that jobs of one comparison share, so that JAX compiles each method once."""
-    return pickle.loads(content)
+    experiment, origin = pickle.loads(content)
+    keep_origin(experiment.task.entire, origin)
+    return experiment
 
 
 def _digest(key: str, files: Mapping[str, bytes]) -> str:
