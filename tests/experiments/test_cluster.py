@@ -12,8 +12,10 @@ import threading
 import time
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 
+import jax
 import numpy as np
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 import fedax
@@ -23,6 +25,7 @@ from fedax.experiments import build, plan, read, runner, tune
 from fedax.experiments.cluster import ClusterJob, Crew, Outcome, crew, engines, jobs
 from fedax.experiments.study import carry_out, read_study
 from tests import long
+from tests.data.test_heart import written
 
 from .. import LAST_BITS
 
@@ -251,7 +254,26 @@ def test_personal_models_come_back_as_they_are_made_in_this_process(tmp_path, ho
     assert texts["here"] == texts["wild"]
 
 
-def test_heart_disease_travels_by_its_name():
+def test_a_job_of_a_study_keeps_personal_models(tmp_path, hospitals):
+    (tmp_path / "small.toml").write_text(tomli_w.dumps({"name": "small"} | PERSONAL | {"data": hospitals}))
+    (tmp_path / "study.toml").write_text('name = "mine"\n[[parts]]\nname = "one"\nrecipe = "small.toml"\n')
+    assert carry_out(read_study(tmp_path / "study.toml"), tmp_path / "out", executor=Wild())
+    lines = [json.loads(line) for line in (tmp_path / "out" / "results" / "one.jsonl").read_text().splitlines()]
+    here = tmp_path / "here"
+    here.mkdir()
+    runner.execute(build(PERSONAL | {"data": hospitals}), here, drawn=False)
+    assert [line["label"] for line in lines] == ["ditto", "head", "tuned"]
+    for line in lines:
+        name = f"models/{line['label']}-seed0/va.safetensors"
+        one, other = (
+            fedax.load_model(place / name).params for place in (here, tmp_path / "out" / "jobs" / line["key"] / "run")
+        )
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+        assert line["history"]["test_loss_personal"]
+
+
+def test_heart_disease_travels_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAX_DATA", str(written(tmp_path)))
     assert jobs.digest_of({"name": "heart"}) == jobs.digest_of({"name": "heart", "split": {"test": 0.2}})
 
 
