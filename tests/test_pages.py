@@ -209,7 +209,8 @@ class Reader:
         """A command that ends."""
         more = SHORT if " ".join(arguments).startswith(TRAINS) else []
         more = more + (["--methods", "fedavg,scaffold"] if "processes:2" in arguments else [])
-        with self.plots() if arguments[0] == "report" else nullcontext():
+        drawn = self.page == "getting-started" or arguments[0] == "report"
+        with self.plots() if drawn else nullcontext():
             result = CliRunner().invoke(app, [*arguments, *more])
         # So few rounds with noise of no seed may end worse than they began, which the command says.
         noisy = self.page == "privacy" and result.exit_code == 1 and "ended worse" in result.output
@@ -281,7 +282,6 @@ def tables(label: str, rows: int = 60) -> None:
     table(5, 3, label).to_csv("new.csv", index=False)
 
 
-@pytest.mark.usefixtures("with_plots")
 def test_getting_started_and_choosing(reader):
     reader.read("getting-started")
     assert len(pandas.read_csv("predicted.csv")) == len(pandas.read_csv("hospitals/north.csv"))
