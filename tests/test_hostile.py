@@ -51,7 +51,7 @@ def test_changed_files_are_read_or_refused(tmp_path, name):
     reader = fuzz.readers()[name]()
     for content in reader.good:
         reader.read(tmp_path, content)
-    number = 10 if name == "answer" else 200  # each is an answer in a run of its own
+    number = 10 if name in ("answer", "attack") else 200  # of their own runs; test_attacks.py has 360
     changed = enumerate(fuzz.at_random(reader, number))
     results = {fuzz.check(reader, tmp_path, content, i % 8 == 0) for i, content in changed}
     assert results == {None}
