@@ -7,18 +7,3 @@ name; :class:`Crew` hands jobs to it and takes what comes back; :func:`work` doe
 from fedax.experiments.cluster.crew import Crew, Failures, reason
 from fedax.experiments.cluster.engines import Processes, engine
 from fedax.experiments.cluster.jobs import ClusterJob, Outcome, deliver, delivered, packed, unpacked, work
-
-__all__ = [
-    "ClusterJob",
-    "Crew",
-    "Failures",
-    "Outcome",
-    "Processes",
-    "deliver",
-    "delivered",
-    "engine",
-    "packed",
-    "reason",
-    "unpacked",
-    "work",
-]  # fmt: skip
