@@ -53,6 +53,6 @@ from fedax.experiments.runs.folder import (
     remove_unfinished,
     write_json,
 )
-from fedax.experiments.runs.reading import at_end, few, lost, missing_rounds, read, rows_of
+from fedax.experiments.runs.reading import at_end, few, lost, missing_rounds, read, rows_in, rows_of
 from fedax.experiments.runs.record import MethodRun, Path, Record, Trial
 from fedax.files import slug
