@@ -254,7 +254,7 @@ class _Execution:
         """Train a method with one seed, or with several side by side; ``data``: seed -> its split."""
         options = self._options(data, checkpoint=fedax.Checkpoints(checkpoint, **self.kept))
         method, task, seeds = self.experiment.methods[label], self.experiment.task, list(data)
-        with _report_shows(), show_progress(False):  # the progress of all runs is shown instead
+        with report_shows(), show_progress(False):  # the progress of all runs is shown instead
             if len(seeds) == 1:
                 callback = functools.partial(self._row, label, seeds[0])
                 return [fedax.simulate(method, task, seed=seeds[0], callback=callback, **options)]
@@ -304,7 +304,7 @@ class _Execution:
             together = 1
         for at in range(0, len(batches), together):
             calls = [functools.partial(self.here, batch) for batch in batches[at : at + together]]
-            with _report_shows():
+            with report_shows():
                 side_by_side(fleet.transport, calls)
 
     def elsewhere(self, batches: Sequence[Sequence[tuple[str, int]]], executor: Executor) -> None:
@@ -482,7 +482,7 @@ def _checkpoints(folder: Path, batch: Sequence[tuple[str, int]]) -> Path:
 
 
 @contextlib.contextmanager
-def _report_shows() -> Iterator[None]:
+def report_shows() -> Iterator[None]:
     """Without the warnings of runs that end badly, which the report shows."""
     with warnings.catch_warnings():
         for category in (DivergedWarning, BadClientWarning):

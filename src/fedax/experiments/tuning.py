@@ -10,7 +10,6 @@ import json
 import math
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -24,14 +23,14 @@ from fedax.engine.load import Shared
 from fedax.engine.options import OPTIONS, CommonOptions
 from fedax.engine.saved import renamed
 from fedax.engine.sweep import blocks, discard_sweep
-from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
+from fedax.errors import ConfigError, unknown
 from fedax.experiments import cluster, own, runner, sweeps, toml
 from fedax.experiments.config.codec import call, hyperparameters_of, is_schedule
 from fedax.experiments.config.edit import put
 from fedax.experiments.config.experiment import Experiment, build_all, columns, job_of
 from fedax.experiments.config.sections import SELECTORS, ExperimentSection, SweepSection, Table, check, labels
 from fedax.experiments.defaults import judge
-from fedax.experiments.runner import begin, check_key, finish
+from fedax.experiments.runner import begin, check_key, finish, report_shows
 from fedax.experiments.runs import (
     AnyTable,
     Path,
@@ -266,9 +265,7 @@ def _sweep(
     for seeds, place in places.items():
         if experiments[0].keeps_noise:
             secret.derive(folder, place, slug(label))
-        with warnings.catch_warnings(), show_progress(False):
-            for category in (DivergedWarning, BadClientWarning):  # the table shows these
-                warnings.simplefilter("ignore", category)
+        with report_shows(), show_progress(False):
             checkpoint = fedax.Checkpoints(place, **kept)
             swept = fedax.sweep(**_arguments(experiments, label, seeds), callback=on_row, checkpoint=checkpoint)
         sweeps_done.append(swept)
