@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedax.cli.console import echo, open_console, print_table
+from fedax.cli.data import Decimal, Encoding
 from fedax.cli.running import AllowCode, Out, Set, carry_out, read_config
 from fedax.cli.show import show_diagnosis, show_report
 
@@ -28,10 +29,8 @@ def predict(
     out: Annotated[
         pathlib.Path, typer.Option(help="The .csv or .parquet file to write; has to be new.", show_default=False)
     ],
-    decimal: Annotated[
-        str | None, typer.Option(help="The decimal point of the .csv file.", show_default="found")
-    ] = None,
-    encoding: Annotated[str | None, typer.Option(help="Its encoding.", show_default="found")] = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows with cells unlike those of training.")] = False,
     client: Annotated[
         str | None, typer.Option(help="Predict with this client's own model.", metavar="NAME", show_default=False)
