@@ -291,6 +291,7 @@ CHANGES = [
     ("metrics.jsonl", b'"test_loss"', b'"test_lost"', "criterion"),
     ("diagnosis.json", b'"steps": [1, 2]', b'"steps": [1]', "methods.0.steps"),
     ("diagnosis.json", b'"advice": ["Wait."]', b'"advice": "Wait."', "methods.0.advice"),
+    ("diagnosis.json", b'"smoothness"', b'"smooth"', "methods.0.points.0.smoothness"),
 ]
 
 

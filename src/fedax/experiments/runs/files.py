@@ -203,7 +203,12 @@ class About(_StrictModel):
     ) = None  # of tables, by client
 
 
-_figures: Any = {name: (FiniteNumber | None, None) for name in Point.__annotations__ if not name.endswith("_range")}
+_MEASURED = ("smoothness", "objective_smoothness", "variance", "dissimilarity", "gradient", "surrogate_gradient")
+_figures: Any = {  # the others are missing where a method has no such figure
+    name: (FiniteNumber | None, ... if name in _MEASURED else None)
+    for name in Point.__annotations__
+    if not name.endswith("_range")
+}
 _Point: Any = pydantic.create_model("_Point", __base__=_StrictModel, **_figures)
 
 
