@@ -291,6 +291,7 @@ CHANGES = [
     ("metrics.jsonl", b'"test_loss"', b'"test_lost"', "criterion"),
     ("diagnosis.json", b'"steps": [1, 2]', b'"steps": [1]', "methods.0.steps"),
     ("diagnosis.json", b'"advice": ["Wait."]', b'"advice": "Wait."', "methods.0.advice"),
+    ("diagnosis.json", b'"smoothness"', b'"smooth"', "methods.0.points.0.smoothness"),
 ]
 
 
@@ -378,23 +379,6 @@ def test_checkpoints(tmp_path, name):
     with pytest.raises(CheckpointError, match=message) as caught:
         fuzz.read_checkpoint(tmp_path, b"d" + content)
     assert len(str(caught.value)) < 2000 and str(caught.value).isprintable() and str(tmp_path) in str(caught.value)
-
-
-def test_checkpoints_of_the_format_before(tmp_path):
-    """Of one run, without a list of runs."""
-
-    def before(header, text):
-        one = text.pop("runs")[0]
-        text.update({name: one[name] for name in ("rows", "costs", "status")}, format="fedax checkpoint 2")
-        del text["over"]
-
-    now, old = fuzz.checkpointed(b"d")[2][0][1], changed(fuzz.checkpointed(b"d")[2][0][1], before)
-    results = []
-    for content in (now, old):
-        place = tmp_path / str(len(results))
-        place.mkdir()
-        results.append(fuzz.read_checkpoint(place, b"d" + content))
-    assert results[0][2]["train_loss"].tolist() == results[1][2]["train_loss"].tolist() == [0.5, 2.5, 4.5, 0.25, 0.25]
 
 
 @pytest.mark.parametrize(("tag", "ids"), [(b"h", [3, 3]), (b"h", [3, 5]), (b"h", [-1, 1]), (b"p", [0, 1, 3])])

@@ -8,7 +8,7 @@ import html
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedax.columns import HEARD, describe, heard_enough, show, shown
 from fedax.errors import ConfigError
@@ -78,16 +78,6 @@ def figures(row: Mapping[str, Any], decides: str | None = None) -> str:
     return ", ".join(texts if heard_enough(row) else [*texts, f"only {show(HEARD, row[HEARD])} of the weight heard"])
 
 
-class _Display(Protocol):
-    def begin(self) -> None: ...
-
-    def end(self) -> None: ...
-
-    def at(self, name: str, done: int, figures: str, line: str) -> None: ...
-
-    def tell(self, text: str, warning: str, done: int) -> None: ...
-
-
 class Progress:
     """Shows the progress of some work, as a context manager.
 
@@ -108,7 +98,7 @@ class Progress:
 
     def __init__(self, total: int, console: "Console | None" = None):
         self.done = 0  # so far
-        self._display: _Display
+        self._display: _NotebookCell | _TerminalBar | _LogLines
         if console is None and in_notebook():
             self._display = _NotebookCell(total)
             return

@@ -1,5 +1,7 @@
 """The methods by name. ``fedax.create(name, **hyper)`` makes one, ``fedax.available()`` lists them."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from fedax.algorithms.accelerated import FedMaSS, NesterovFedAvg
@@ -60,74 +62,6 @@ from fedax.contract.schedule import PowerDecay, Schedule
 from fedax.errors import CodeError, ConfigError, place_of
 from fedax.numbers import check_number
 from fedax.registry import Registry
-
-__all__ = [
-    "ACE",
-    "AREA",
-    "BVRLSGD",
-    "CA2FL",
-    "CELSGD",
-    "DASHA",
-    "DIANA",
-    "EF21",
-    "FADAS",
-    "IFCA",
-    "LED",
-    "MARINA",
-    "METHODS",
-    "MRMTL",
-    "SGD",
-    "STEM",
-    "VRLSGD",
-    "Adaptive",
-    "Base",
-    "BaseAdam",
-    "BaseMomentum",
-    "BaseSGD",
-    "CompressedScaffnew",
-    "DelayedNesterov",
-    "Ditto",
-    "FedAsync",
-    "FedAvg",
-    "FedAvgWithMomentum",
-    "FedAvgWithMomentumVR",
-    "FedBuff",
-    "FedDA",
-    "FedDADistributed",
-    "FedDualAvg",
-    "FedDyn",
-    "FedExP",
-    "FedGLOMO",
-    "FedMaSS",
-    "FedNovaVR",
-    "FedPAQ",
-    "FedPD",
-    "LoCoDL",
-    "LocalAMSGrad",
-    "LocalAdapt",
-    "MBStorm",
-    "Mime",
-    "MimeMVR",
-    "Momentum",
-    "NesterovFedAvg",
-    "Normalized",
-    "Optax",
-    "OptaxServer",
-    "Plain",
-    "QFedAvg",
-    "Ringleader",
-    "Ringmaster",
-    "Scaffnew",
-    "Scaffold",
-    "ScaffoldWithMomentum",
-    "ScaffoldWithMomentumVR",
-    "ServerOptimizer",
-    "SlowMo",
-    "Weighted",
-    "available",
-    "create",
-    "hyperparameters",
-]
 
 _LR = 0.05  # FedNova's learning rate on CIFAR-10 without momentum (Wang et al. 2020, appendix I)
 
@@ -213,49 +147,21 @@ def _rates(lr: Any, alpha: Any, w: Any, c: Any, solver: Any = None) -> tuple[Any
     return (lr if w is None else PowerDecay(lr, w, 1 / 3)), alpha
 
 
-def _stem(
-    lr: Any = _LR,
-    alpha: Any = None,
-    w: Any = None,
-    c: Any = None,
-    prev: str = "averaged",
-    warmup_batches: int | None = 1,
-    solver: Any = None,
-) -> STEM:
-    return STEM(*_rates(lr, alpha, w, c, solver), prev, warmup_batches, solver=solver)
+def _with_rates(method: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    """What makes a method by its own arguments, and by ``w`` and ``c`` of :func:`_rates`."""
+
+    def make(lr: Any = _LR, alpha: Any = None, w: Any = None, c: Any = None, **hyper: Any) -> Algorithm:
+        return method(*_rates(lr, alpha, w, c, hyper.get("solver")), **hyper)
+
+    rates = [*inspect.signature(make).parameters.values()][:-1]
+    others = [each for name, each in inspect.signature(method).parameters.items() if name not in ("lr", "alpha")]
+    made: Any = make
+    made.__signature__ = inspect.Signature([*rates, *others])
+    return make
 
 
-def _fedda(
-    lr: Any = _LR,
-    alpha: Any = None,
-    w: Any = None,
-    c: Any = None,
-    gradient: str = "mvr",
-    metric: str = "coordinate",
-    b: Any = 0.999,
-    eps: Any = 0.01,
-    h0: Any = 0.0,
-    lam: Any = 1.0,
-    regularizer: Any = None,
-    warmup_batches: int | None = 1,
-    distributed: bool = False,
-) -> FedDA | FedDADistributed:
-    method = FedDADistributed if distributed else FedDA
-    return method(*_rates(lr, alpha, w, c), gradient, metric, b, eps, h0, lam, regularizer, warmup_batches)
-
-
-def _mime_mvr(
-    lr: Any = _LR,
-    alpha: Any = None,
-    w: Any = None,
-    c: Any = None,
-    server_lr: Any = 1.0,
-    ref: str = "previous",
-    lite: bool = False,
-    solver: Any = None,
-) -> MimeMVR:
-    return MimeMVR(*_rates(lr, alpha, w, c, solver), server_lr, ref, lite, solver=solver)
-
+_fedda = _with_rates(FedDA)
+_mime_mvr = _with_rates(MimeMVR)
 
 _WEIGHTED = {"tau_eff": None, "vr": False}
 _NORMALIZED = {"regularizer": None, "vr": False}
@@ -351,7 +257,7 @@ METHODS.add(
 METHODS.add("mb-storm", MBStorm, "no local steps: STORM on the cohort's minibatches as one large batch")
 METHODS.add("ce-lsgd", CELSGD, "MB-STORM's gradient, then variance-reduced local steps at one client")
 METHODS.add("bvr-l-sgd", BVRLSGD, "periodic full gradients, then variance-reduced local steps at one client")
-METHODS.add("stem", _stem, "recursive variance reduction with averaged directions, rates by step")
+METHODS.add("stem", _with_rates(STEM), "recursive variance reduction with averaged directions, rates by step")
 METHODS.add("fedglomo", FedGLOMO, "recursive variance reduction between rounds and between local steps")
 METHODS.add(
     "mime",
@@ -364,23 +270,15 @@ METHODS.add("mime-mvr", _mime_mvr, "Mime with momentum-based variance reduction"
 METHODS.add("mimelite-mvr", _mime_mvr, "MimeLite with momentum-based variance reduction", fixed={"lite": True})
 METHODS.add("nesterov-fedavg", NesterovFedAvg, "Nesterov's momentum in the local steps")
 METHODS.add("fedmass", FedMaSS, "Nesterov's momentum with a compensating step, for overparameterised problems")
-METHODS.add(
-    "fedda",
-    _fedda,
-    "adaptive local steps as restarted dual averaging; fields choose the four variants",
-    fixed={"distributed": False},
-)
+METHODS.add("fedda", _fedda, "adaptive local steps as restarted dual averaging; fields choose the four variants")
 METHODS.add(
     "fedda-mvr",
     _fedda,
     "FedDA-1-1: momentum variance reduction and a metric by coordinate",
-    fixed={"gradient": "mvr", "metric": "coordinate", "distributed": False},
+    fixed={"gradient": "mvr", "metric": "coordinate"},
 )
 METHODS.add(
-    "fedda-distributed",
-    _fedda,
-    "FedDA without local steps: clients send gradients only",
-    fixed={"distributed": True},
+    "fedda-distributed", _with_rates(FedDADistributed), "FedDA without local steps: clients send gradients only"
 )
 METHODS.add("feddualavg", FedDualAvg, "dual averaging: keeps the zeros and the constraints of a regulariser")
 METHODS.add("fedasync", FedAsync, "asynchronous: the server's model is mixed with each client's")

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -141,6 +141,18 @@ def two_columns(lines: Mapping[str, str]) -> Any:
     table.add_column(overflow="fold")
     for left, right in lines.items():
         table.add_row(left, Text(right))
+    return table
+
+
+def table_of(heads: Sequence[str], title: str | None = None, texts: int = 1, wraps: bool = False) -> Any:
+    """A table without rows; its first columns are ``texts``, the others figures, which wrap only if one says so."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    for k, head in enumerate(heads):
+        no_wrap = k >= texts and not wraps
+        table.add_column(head, justify="left" if k < texts else "right", no_wrap=no_wrap, overflow="fold")
     return table
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedax.cli.console import echo, open_console, print_table
+from fedax.cli.console import echo, open_console, print_table, table_of
+from fedax.cli.data import Decimal, Encoding
 from fedax.cli.running import AllowCode, Out, Set, carry_out, read_config
 from fedax.cli.show import show_diagnosis, show_report
 
@@ -28,10 +29,8 @@ def predict(
     out: Annotated[
         pathlib.Path, typer.Option(help="The .csv or .parquet file to write; has to be new.", show_default=False)
     ],
-    decimal: Annotated[
-        str | None, typer.Option(help="The decimal point of the .csv file.", show_default="found")
-    ] = None,
-    encoding: Annotated[str | None, typer.Option(help="Its encoding.", show_default="found")] = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows with cells unlike those of training.")] = False,
     client: Annotated[
         str | None, typer.Option(help="Predict with this client's own model.", metavar="NAME", show_default=False)
@@ -219,9 +218,7 @@ def fine_tune(
       fedax fine-tune runs/hospitals-1
       fedax fine-tune runs/hospitals-1 --method ditto --lr 0.01,0.1
     """
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     from fedax.errors import ConfigError, unknown
     from fedax.experiments import build, helped, read, summary, write_report
@@ -245,10 +242,8 @@ def fine_tune(
     console = open_console()
     with console.status(f"fine-tuning {label}"):
         found = helped.fine_tune(experiment, record, label, rates)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     heads, rows = found.summary()
-    for k, head in enumerate(heads):
-        table.add_column(head, justify="right" if k else "left", overflow="fold")
+    table = table_of(heads, wraps=True)
     for row in rows:
         table.add_row(*map(escape, row))
     print_table(console, table)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedax.cli.console import bullets, print_table, two_columns
+from fedax.cli.console import bullets, print_table, table_of, two_columns
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,18 +37,13 @@ _TOP = 3  # how many points of a method the table shows
 
 def show_sweep(console: "Console", record: "Record", results: Mapping[str, Any]) -> None:
     """Show the best points of each method, and how to run them again."""
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     from fedax.columns import describe, show
     from fedax.experiments import sweeps
 
     console.print(f"\n[bold]{escape(sweeps.about(record))}[/]")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Method", overflow="fold")
-    table.add_column("Best points", overflow="fold")
-    table.add_column(describe(results["criterion"]).label, justify="right", no_wrap=True)
+    table = table_of(["Method", "Best points", describe(results["criterion"]).label], texts=2)
     for label in record.labels:
         trials = record.trials(label)
         for k, trial in enumerate(trials[:_TOP]):
@@ -95,9 +90,7 @@ def show_choices(console: "Console", experiment: "Experiment", folder: pathlib.P
 
 def show_results(console: "Console", record: "Record") -> None:
     """Show the table of final figures, the verdict, notes, and how to read them."""
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     from fedax.columns import TIME, TRAIN, describe, show, shown
     from fedax.experiments import classes, clients, noted, summary
@@ -106,17 +99,13 @@ def show_results(console: "Console", record: "Record") -> None:
     columns = shown(summary.table_order(problem), problem.judge)
     columns = [column for column in columns if column not in TRAIN or problem.judge in (None, column)]
     title, *legend = summary.legend(problem)
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    table.add_column("Method", overflow="fold")
+    heads = ["Method"]
     for column in columns:
-        table.add_column(describe(column).label, justify="right", no_wrap=True)
+        heads.append(describe(column).label)
         if column == problem.judge and problem.tail:
-            table.add_column(f"Mean of its last {problem.tail}", justify="right", no_wrap=True)
-    table.add_column("Traffic", justify="right", no_wrap=True)
-    table.add_column("Time", justify="right", no_wrap=True)
+            heads.append(f"Mean of its last {problem.tail}")
     clocked = [TIME] if TIME in summary.costs_of(problem.methods) else []
-    for column in clocked:
-        table.add_column(describe(column).label, justify="right", no_wrap=True)
+    table = table_of([*heads, "Traffic", "Time", *(describe(column).label for column in clocked)], title)
     for m in problem.methods:
         cells = []
         for column in columns:
@@ -152,9 +141,7 @@ def show_results(console: "Console", record: "Record") -> None:
 
 def show_diagnosis(console: "Console", record: "Record") -> None:
     """Show the verdict, the reasons, each once, and the figures."""
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     from fedax.experiments import diagnosis
 
@@ -164,11 +151,8 @@ def show_diagnosis(console: "Console", record: "Record") -> None:
         console.print(f"\n[bold]{escape(labels)}[/]")
         console.print(bullets(advice))
     console.print()
-    table = Table(box=box.SIMPLE_HEAD, title=f"Measured at {escape(diagnosis.where(methods))}", title_justify="left",
-                  title_style="bold", pad_edge=False)  # fmt: skip
-    table.add_column("")
-    for method in methods:
-        table.add_column(escape(method["label"]), justify="right", overflow="fold")
+    heads = ["", *(escape(method["label"]) for method in methods)]
+    table = table_of(heads, f"Measured at {escape(diagnosis.where(methods))}", wraps=True)
     for name, cells in diagnosis.rows(methods):
         table.add_row(name, *cells)
     console.print(table)

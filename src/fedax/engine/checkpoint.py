@@ -53,7 +53,7 @@ from fedax.errors import CheckpointError, ConfigError, DamagedWarning, caller_le
 from fedax.files import WRITING, damage, seal, writing
 from fedax.numbers import check_count, check_number
 
-_FORMAT, _ONE_RUN = "fedax checkpoint 3", "fedax checkpoint 2"
+_FORMAT = "fedax checkpoint 3"
 _ROWS = 2**26  # bytes of client memory that are read at a time
 _BEST = re.compile(r"best(-\d+)?\.safetensors")
 _NAME = re.compile(r"round-(\d{9})\.(\d+)-of-(\d+)\.safetensors")
@@ -517,10 +517,7 @@ class Checkpointer:
                     f"{path}: fedax {writer[:40]} wrote it, and reads it; this is fedax {version}: go on with that "
                     "version, or give another folder"
                 )
-            if meta["format"] == _ONE_RUN and "rows" in meta:
-                meta |= {"over": False, "runs": [{name: meta[name] for name in ("status", "rows", "costs")}]}
-            known = meta["format"] in (_FORMAT, _ONE_RUN)
-            if not known or not isinstance(was := meta["job"], dict) or not wanted <= meta.keys():
+            if meta["format"] != _FORMAT or not isinstance(was := meta["job"], dict) or not wanted <= meta.keys():
                 raise ValueError(f"format {meta['format']!r}")
             same = same_versions(meta["versions"])
             differs = differences(was, self._settings, same)

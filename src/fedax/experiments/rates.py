@@ -8,20 +8,19 @@ end. The baselines choose among the same rates. A sweep (:mod:`fedax.experiments
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import fedax
 from fedax.columns import deciding
 from fedax.engine.history import FAILED
-from fedax.errors import BadClientWarning, ConfigError, DivergedWarning
+from fedax.errors import ConfigError
 from fedax.experiments import own
 from fedax.experiments.config import codec
 from fedax.experiments.config.experiment import Experiment, count_parameters
 from fedax.experiments.config.sections import check
 from fedax.experiments.defaults import OWN_TABLES
-from fedax.experiments.runner import same_shapes
+from fedax.experiments.runner import report_shows, same_shapes
 from fedax.progress import show_progress
 
 FACTORS = (0.1, 1.0, 10.0)  # of the rate as configured
@@ -112,9 +111,7 @@ def _swept(
     parts = {seed: dict(zip(("data", "val", "test"), experiment.split(seed), strict=True)) for seed in seeds}
     by_seed: dict[str, Any] = {"by_seed": parts} if experiment.config["run"]["split_seeds"] and len(seeds) > 1 else {}
     options = {"work": experiment.work, "participation": experiment.participation, **parts[seeds[0]]}
-    with warnings.catch_warnings(), show_progress(False):
-        for category in (DivergedWarning, BadClientWarning):  # what diverges is not taken
-            warnings.simplefilter("ignore", category)
+    with report_shows(), show_progress(False):  # what diverges is not taken
         grid = [{"number": k} for k in range(len(candidates))]
         return fedax.sweep(
             lambda number: candidates[number], grid, experiment.task, seeds=seeds, **by_seed,

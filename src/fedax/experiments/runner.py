@@ -5,7 +5,6 @@ import dataclasses
 import datetime
 import functools
 import json
-import math
 import platform
 import secrets
 import warnings
@@ -61,11 +60,11 @@ from fedax.experiments.runs import (
     read,
     refuse_links,
     remove_unfinished,
+    rows_in,
     rows_of,
     run_of,
     said,
     slug,
-    unsealed,
     write_json,
 )
 from fedax.federation.work import Work
@@ -255,7 +254,7 @@ class _Execution:
         """Train a method with one seed, or with several side by side; ``data``: seed -> its split."""
         options = self._options(data, checkpoint=fedax.Checkpoints(checkpoint, **self.kept))
         method, task, seeds = self.experiment.methods[label], self.experiment.task, list(data)
-        with _report_shows(), show_progress(False):  # the progress of all runs is shown instead
+        with report_shows(), show_progress(False):  # the progress of all runs is shown instead
             if len(seeds) == 1:
                 callback = functools.partial(self._row, label, seeds[0])
                 return [fedax.simulate(method, task, seed=seeds[0], callback=callback, **options)]
@@ -305,7 +304,7 @@ class _Execution:
             together = 1
         for at in range(0, len(batches), together):
             calls = [functools.partial(self.here, batch) for batch in batches[at : at + together]]
-            with _report_shows():
+            with report_shows():
                 side_by_side(fleet.transport, calls)
 
     def elsewhere(self, batches: Sequence[Sequence[tuple[str, int]]], executor: Executor) -> None:
@@ -315,35 +314,22 @@ class _Execution:
         """
         experiment, folder = self.experiment, self.folder
         jobs = _jobs_elsewhere(experiment, batches, self.kept.get("best"))
-        failures = cluster.Failures()
-        with cluster.Crew(executor, perform) as crew:
-            for job, _, _ in jobs.values():
-                crew.give(job)
-            while crew.under_way:
-                arrived = crew.wait()
-                assert arrived is not None
-                job, label, seed = jobs[arrived[1].key]
-                if arrived[1].error:
-                    failures.found[job.name] = cluster.reason(arrived[1], folder)
-                else:
-                    self._arrived(label, seed, arrived[1].files)
-        for batch in batches:
-            if len(batch) > 1 and not failures.found:
-                discard_sweep(_checkpoints(folder, batch))
         seeds = experiment.config["run"]["seeds"]
-        order_rows(folder, [(label, seed) for label in experiment.methods for seed in seeds])
-        failures.raise_any(len(jobs))
+        take = lambda job, outcome: self._arrived(*jobs[job.key][1:], outcome.files)  # noqa: E731
+        try:
+            cluster.carry_out([job for job, _, _ in jobs.values()], executor, perform, folder, take)
+            for batch in batches:
+                if len(batch) > 1:
+                    discard_sweep(_checkpoints(folder, batch))
+        finally:
+            order_rows(folder, [(label, seed) for label in experiment.methods for seed in seeds])
 
     def _arrived(self, label: str, seed: int, files: Mapping[str, bytes]) -> None:
         """Keep what a job has left."""
         self.report_begun([(label, seed)])
         append_lines(self.folder, files["metrics.jsonl"])
         with self.logs.of([(label, seed)]) as end:
-            for line in files["metrics.jsonl"].splitlines():
-                parsed = unsealed(json.loads(line))
-                row = {name: math.nan if value is None else value for name, value in parsed.items()}
-                for name in ("label", "method", "seed", "status"):
-                    del row[name]
+            for _, row in rows_in(files["metrics.jsonl"]):
                 self.logs.row(label, seed, row)
                 if self.watch is not None:
                     self.watch(label, seed, row)
@@ -496,7 +482,7 @@ def _checkpoints(folder: Path, batch: Sequence[tuple[str, int]]) -> Path:
 
 
 @contextlib.contextmanager
-def _report_shows() -> Iterator[None]:
+def report_shows() -> Iterator[None]:
     """Without the warnings of runs that end badly, which the report shows."""
     with warnings.catch_warnings():
         for category in (DivergedWarning, BadClientWarning):

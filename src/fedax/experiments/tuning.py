@@ -10,7 +10,6 @@ import json
 import math
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -24,14 +23,14 @@ from fedax.engine.load import Shared
 from fedax.engine.options import OPTIONS, CommonOptions
 from fedax.engine.saved import renamed
 from fedax.engine.sweep import blocks, discard_sweep
-from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
+from fedax.errors import ConfigError, unknown
 from fedax.experiments import cluster, own, runner, sweeps, toml
 from fedax.experiments.config.codec import call, hyperparameters_of, is_schedule
 from fedax.experiments.config.edit import put
 from fedax.experiments.config.experiment import Experiment, build_all, columns, job_of
 from fedax.experiments.config.sections import SELECTORS, ExperimentSection, SweepSection, Table, check, labels
 from fedax.experiments.defaults import judge
-from fedax.experiments.runner import begin, check_key, finish
+from fedax.experiments.runner import begin, check_key, finish, report_shows
 from fedax.experiments.runs import (
     AnyTable,
     Path,
@@ -45,6 +44,7 @@ from fedax.experiments.runs import (
     read_json,
     refuse_links,
     remove_unfinished,
+    rows_in,
     said,
     slug,
     unsealed,
@@ -265,9 +265,7 @@ def _sweep(
     for seeds, place in places.items():
         if experiments[0].keeps_noise:
             secret.derive(folder, place, slug(label))
-        with warnings.catch_warnings(), show_progress(False):
-            for category in (DivergedWarning, BadClientWarning):  # the table shows these
-                warnings.simplefilter("ignore", category)
+        with report_shows(), show_progress(False):
             checkpoint = fedax.Checkpoints(place, **kept)
             swept = fedax.sweep(**_arguments(experiments, label, seeds), callback=on_row, checkpoint=checkpoint)
         sweeps_done.append(swept)
@@ -360,27 +358,22 @@ def _tune_elsewhere(
     """Sweep all methods by the jobs of an executor; returns the numbers of programs and seconds of compilation."""
     parts, programs = _parts(tuning)
     done = _delivered(folder)
-    left = {part.job.key: part for part in parts if not cluster.delivered(done / part.job.key)}
-    failures, number = cluster.Failures(), len(left)
+    label_of = {part.job.key: part.label for part in parts}
+
+    def take(job: cluster.ClusterJob, outcome: cluster.Outcome) -> None:
+        cluster.deliver(outcome, done / job.key)
+        for of, row in rows_in(outcome.files["metrics.jsonl"]):
+            if watch is not None:
+                watch(label_of[job.key], of["point"], of["seed"], row)
+
+    left = [part.job for part in parts if not cluster.delivered(done / part.job.key)]
     try:
-        with cluster.Crew(executor, perform) as crew:
-            for part in left.values():
-                crew.give(part.job)
-            while crew.under_way:
-                arrived = crew.wait()
-                assert arrived is not None
-                job, outcome = arrived
-                if outcome.error:
-                    failures.found[job.name] = cluster.reason(outcome, folder)
-                    continue
-                cluster.deliver(outcome, done / job.key)
-                _show_rows(left[job.key].label, done / job.key, watch)
+        cluster.carry_out(left, executor, perform, folder, take)
     finally:  # in the order of the points, whatever came first
         write_atomic(folder / "metrics.jsonl", b"")
         for part in parts:
             if (path := done / part.job.key / "metrics.jsonl").exists():
                 append_lines(folder, path.read_bytes())
-    failures.raise_any(number)
     compiled = dict.fromkeys(tuning.points, 0.0)
     for part in parts:
         compiled[part.label] += json.loads((done / part.job.key / "compiled.json").read_text())
@@ -417,17 +410,6 @@ def _parts(tuning: Tuning) -> tuple[list[_Part], int]:
                 parts.append(_Part(job, label, block.points, chosen))
                 programs += block.new
     return parts, programs
-
-
-def _show_rows(label: str, folder: Path, watch: Watch | None) -> None:
-    for line in (folder / "metrics.jsonl").read_bytes().splitlines() if watch is not None else ():
-        row = {name: math.nan if value is None else value for name, value in unsealed(json.loads(line)).items()}
-        point: Any = row["point"]
-        seed: Any = row["seed"]
-        for name in ("label", "method", "point", "seed", "status"):
-            del row[name]
-        assert watch is not None
-        watch(label, point, seed, row)
 
 
 def _budget_end(experiment: Experiment, label: str, shared: Shared) -> int | None:

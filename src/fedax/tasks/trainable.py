@@ -121,7 +121,7 @@ class Partial(Task):
         return _made(self.given.with_metrics(**metrics), self.init, self.kept, self.joined, self.rule, self.drawn)
 
     def bound(self, frozen: Any) -> Task:
-        return _functions(self.given, self.init, lambda learned: self.joined(learned, frozen))
+        return Task(**_functions(self.given, self.init, lambda learned: self.joined(learned, frozen)))
 
     def whole_of(self, params: Params) -> Params:
         return self.joined(params, self.frozen)
@@ -144,7 +144,8 @@ class Partial(Task):
         return _made(self.given, self.init, frozen, self.joined, self.rule)
 
 
-def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params], Params]) -> Task:
+def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params], Params]) -> dict[str, Any]:
+    """The arguments of a task whose model is joined from what is learned."""
     join = once(join)
 
     def loss(params: Params, batch: Any, key: Any) -> Any:
@@ -158,26 +159,13 @@ def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params
 
     metrics = {name: measuring(metric) for name, metric in task.metrics.items()} | task.run_metrics
     answers = None if task.outputs is None else functools.partial(outputs, task.outputs)
-    return Task(init, loss, metrics, task.check, task.name, answers, task.kind, task.augment)
+    same = {name: getattr(task, name) for name in ("check", "name", "kind", "augment")}
+    return {"init": init, "loss": loss, "metrics": metrics, "outputs": answers, **same}
 
 
 def _made(task: Task, init: Any, frozen: Any, joined: Any, rule: Any, drawn: bool = False) -> Partial:
     functions = _functions(task, init, lambda learned: joined(learned, frozen))
-    return Partial(
-        functions.init,
-        functions.loss,
-        {**functions.metrics, **functions.run_metrics},
-        functions.check,
-        functions.name,
-        functions.outputs,
-        functions.kind,
-        functions.augment,
-        task,
-        frozen,
-        joined,
-        rule,
-        drawn,
-    )
+    return Partial(**functions, given=task, kept=frozen, joined=joined, rule=rule, drawn=drawn)
 
 
 def partial(task: Task, trainable: Patterns | LoRA, params: Params = None) -> Partial:

@@ -4,6 +4,7 @@ import functools
 import pathlib
 import queue
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
 from fedax.errors import ConfigError, FedaxError, one_line
@@ -89,28 +90,40 @@ class Crew:
             return job, outcome
 
 
-class Failures:
-    """Jobs that failed while the others went on: name -> why."""
+def carry_out(
+    jobs: Sequence[ClusterJob],
+    executor: Executor,
+    perform: Perform,
+    folder: Path,
+    take: Callable[[ClusterJob, Outcome], None],
+) -> None:
+    """Have jobs done; where one fails the others go on.
 
-    def __init__(self) -> None:
-        self.found: dict[str, str] = {}
+    Args:
+        jobs: all of them.
+        executor, perform: as of :class:`Crew`.
+        folder: gets the tracebacks of jobs that fail.
+        take: is called with each job that is done, as it comes.
 
-    def raise_any(self, jobs: int) -> None:
-        """Raise one error that names them all.
+    Raises:
+        ConfigError: after all others, jobs that failed; it names them all. Or at once, as :class:`Crew`.
+    """
+    failed = []
+    with Crew(executor, perform) as crew:
+        for job in jobs:
+            crew.give(job)
+        while crew.under_way and (arrived := crew.wait()):
+            job, outcome = arrived
+            if outcome.error:
+                failed.append(f"{job.name}: {_reason(outcome, folder)}")
+            else:
+                take(job, outcome)
+    if failed:
+        hint = f"{'; '.join(failed)}. The others are done and kept: the same call runs only these again"
+        raise ConfigError("jobs", f"{len(failed)} of {len(jobs)} failed", hint)
 
-        Args:
-            jobs: how many there were.
 
-        Raises:
-            ConfigError: a job failed.
-        """
-        if self.found:
-            texts = "; ".join(f"{name}: {why}" for name, why in self.found.items())
-            hint = f"{texts}. The others are done and kept: the same call runs only these again"
-            raise ConfigError("jobs", f"{len(self.found)} of {jobs} failed", hint)
-
-
-def reason(outcome: Outcome, folder: Path) -> str:
+def _reason(outcome: Outcome, folder: Path) -> str:
     """Why a job failed, and in which file of a folder the whole of it is."""
     if not outcome.log:
         return outcome.error

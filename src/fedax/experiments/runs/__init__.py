@@ -53,47 +53,6 @@ from fedax.experiments.runs.folder import (
     remove_unfinished,
     write_json,
 )
-from fedax.experiments.runs.reading import at_end, few, lost, missing_rounds, read, rows_of
+from fedax.experiments.runs.reading import at_end, few, lost, missing_rounds, read, rows_in, rows_of
 from fedax.experiments.runs.record import MethodRun, Path, Record, Trial
 from fedax.files import slug
-
-__all__ = [
-    "ARRIVALS",
-    "FINE_TUNED",
-    "FINE_TUNED_FILE",
-    "FOLDERS",
-    "KEY",
-    "LOCK",
-    "SEAL",
-    "TRACEBACK",
-    "AnyTable",
-    "FineTuned",
-    "MethodRun",
-    "Path",
-    "Record",
-    "Trial",
-    "append_lines",
-    "append_metrics",
-    "at_end",
-    "begun",
-    "begun_folder",
-    "few",
-    "finite",
-    "keep_rows",
-    "locked",
-    "lost",
-    "missing_rounds",
-    "model_path",
-    "new_folder",
-    "order_rows",
-    "read",
-    "read_json",
-    "refuse_links",
-    "remove_unfinished",
-    "rows_of",
-    "run_of",
-    "said",
-    "slug",
-    "unsealed",
-    "write_json",
-]  # fmt: skip

@@ -15,6 +15,7 @@ from fedax.experiments import toml
 from fedax.experiments.config.sections import WRITTEN, check
 from fedax.experiments.runs.record import Path
 from fedax.files import damage, has_digest, regular
+from fedax.theory.measure import Point
 
 SEAL = ("sha256", "of")  # what a row or a file says of itself
 _LONGEST_LINE = 1 << 20  # bytes of a line of metrics.jsonl
@@ -202,22 +203,13 @@ class About(_StrictModel):
     ) = None  # of tables, by client
 
 
-class _Point(_StrictModel):
-    smoothness: FiniteNumber | None
-    objective_smoothness: FiniteNumber | None
-    variance: FiniteNumber | None
-    dissimilarity: FiniteNumber | None
-    gradient: FiniteNumber | None
-    surrogate_gradient: FiniteNumber | None
-    move: FiniteNumber | None = None
-    bias: FiniteNumber | None = None
-    noise: FiniteNumber | None = None
-    cohort_noise: FiniteNumber | None = None
-    left: FiniteNumber | None = None
-    inconsistency_cost: FiniteNumber | None = None
-    drift_cost: FiniteNumber | None = None
-    noise_cost: FiniteNumber | None = None
-    cohort_cost: FiniteNumber | None = None
+_MEASURED = ("smoothness", "objective_smoothness", "variance", "dissimilarity", "gradient", "surrogate_gradient")
+_figures: Any = {  # the others are missing where a method has no such figure
+    name: (FiniteNumber | None, ... if name in _MEASURED else None)
+    for name in Point.__annotations__
+    if not name.endswith("_range")
+}
+_Point: Any = pydantic.create_model("_Point", __base__=_StrictModel, **_figures)
 
 
 class _Diagnosis(_StrictModel):

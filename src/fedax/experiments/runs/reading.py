@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,13 @@ def read(folder: str | Path, trust: bool = False) -> Record:
         hint = hint if lost else "it has no evaluation yet; wait for the first, or run it again"
         raise ConfigError("run", str(folder), hint)
     return Record(folder, config, about, runs, diagnosis, doubts)
+
+
+def rows_in(lines: bytes) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each row of a metrics.jsonl that was just written: all of it, and its columns alone."""
+    for line in lines.splitlines():
+        row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+        yield row, {name: value for name, value in row.items() if name not in OF_A_RUN}
 
 
 def rows_of(folder: Path, config: Mapping[str, Any]) -> dict[tuple[str, int], MethodRun]:

@@ -35,10 +35,3 @@ from fedax.experiments.summary.words import (
     with_spread,
 )
 from fedax.experiments.summary.worth import over_clients
-
-__all__ = [
-    "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "alone_is_better", "axes", "axes_of", "axis",
-    "conclusion", "costs_of", "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "judged_by",
-    "legend", "methods", "metrics", "order", "over", "over_clients", "problems", "rates", "recommendation", "short",
-    "spending", "spread", "table_order", "telling", "thousands", "varied", "verdict", "weaknesses", "with_spread",
-]  # fmt: skip

@@ -10,14 +10,3 @@ from fedax.tasks.pytorch.task import (
     is_of,
     to_torch_state_dict,
 )
-
-__all__ = [
-    "constants",
-    "describe",
-    "from_description",
-    "from_export",
-    "from_torch",
-    "is_of",
-    "operators",
-    "to_torch_state_dict",
-]
