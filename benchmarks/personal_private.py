@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import fedax
+from fedax.columns import deciding
 from fedax.experiments.chance import gap_of
 from fedax.privacy import noise_for
 
@@ -58,8 +59,8 @@ def last(method: Any, data: fedax.FederatedData, privacy: fedax.DP | None, seed:
         work=fedax.Steps(5), batch_size=16, participation=fedax.Poisson(RATE), privacy=privacy, evaluate_every=ROUNDS,
         train_loss="none",
     )  # fmt: skip
-    row = {name: float(column[-1]) for name, column in run.history.items()}
-    return {name: row.get(f"{name}_personal", row[name]) for name in ("val_loss", "test_loss", "test_accuracy")}
+    names, history = ("val_loss", "test_loss", "test_accuracy"), run.history
+    return {name: float(history[deciding(name, history)][-1]) for name in names}
 
 
 def main() -> None:
