@@ -90,7 +90,7 @@ def tuned(study, label, *scores, criterion="val_loss", better="lower"):
     """Make up the results of the next choice of a method: the score of each point, in the order of the grid."""
     part = study.parts["one"]
     _, job = study.choice(part, label)
-    axes = [(path.split(".")[2], values) for path, values in job.config["sweep"]["grid"].items()]
+    axes = [(path.removeprefix("methods.*."), values) for path, values in job.config["sweep"]["grid"].items()]
     points = [{}]
     for name, values in axes:
         points = [point | {name: value} for point in points for value in values]
@@ -148,6 +148,17 @@ def test_a_grid_grows_with_what_a_method_takes(made, tmp_path):
     assert job.config["sweep"]["grid"] == {"methods.*.lr": [0.5, 0.2], "methods.*.alpha": [1.6]}
     plan(job.config)  # as the job does it
     assert study.choice(study.parts["one"], "feddyn") == ({"lr": 0.5, "alpha": 1.6}, None)  # 6.4 is refused
+
+
+def test_settings_outside_of_methods_are_tuned(made, tmp_path):
+    """Also a batch size is one of a method's axes, with the grid's values and beyond."""
+    study = made(PART + 'tune = {again = 0}\nset = {"sweep.grid" = {"run.batch_size" = [8, 16]}}\n')
+    for sizes, scores in ([8, 16], (2.0, 1.0)), ([32], (3.0,)):
+        job = tuned(study, "fedavg", *scores)
+        assert job.config["sweep"]["grid"] == {"run.batch_size": sizes}
+    point, _ = study.choice(study.parts["one"], "fedavg")
+    run = study.run(study.parts["one"], "fedavg", 3, point)
+    assert point == {"run.batch_size": 16} and run.config["run"]["batch_size"] == 16
 
 
 def test_a_grid_grows_no_longer_than_asked_and_not_where_all_failed(made):

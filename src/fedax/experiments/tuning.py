@@ -583,13 +583,22 @@ def _rounded(value: Any, axis: GridAxis, digits: int = 4) -> Any:
     return min(max(float(f"{value:.{digits}g}"), axis.low), axis.high) if isinstance(axis, fedax.Range) else value
 
 
+def path_of(name: str) -> str:
+    """Where a configuration of one method has a setting of a point.
+
+    Example:
+        >>> path_of("lr"), path_of("privacy.clip")
+        ('methods.*.lr', 'privacy.clip')
+    """
+    return name if name.split(".")[0] in _SHARED else f"methods.*.{name}"
+
+
 def _at_point(tables: Table, row: Table, point: Point) -> Table:
     """The configuration of one method at one point."""
     config = copy.deepcopy(tables | {"methods": [row]})
     # Selectors come first, because they drop the parameters of the old choice.
     for name in sorted(point, key=lambda name: (name not in SELECTORS, name.count("."))):
-        path = name if name.split(".")[0] in _SHARED else f"methods.*.{name}"
-        put(config, path, copy.deepcopy(point[name]))
+        put(config, path_of(name), copy.deepcopy(point[name]))
     return config
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pydantic
 
 from fedax.errors import ConfigError, unknown
-from fedax.experiments import sweeps, toml
+from fedax.experiments import sweeps, toml, tuning
 from fedax.experiments.config.codec import hyperparameters_of
 from fedax.experiments.config.edit import put, read_toml
 from fedax.experiments.config.experiment import check_settings
@@ -229,7 +229,7 @@ class Study:
         config["run"] |= {"rounds": rounds, "seeds": [*range(tune.seed + after, tune.seed + after + seeds)]}
         config["run"].pop("evaluate_every", None)
         config["run"]["evaluate_every"] = max(1, rounds // 5)
-        grid = {f"methods.*.{name}": values for name, values in grid.items()}
+        grid = {tuning.path_of(name): values for name, values in grid.items()}
         config["sweep"] = {**config.get("sweep", {}), "grid": grid}
         return job_of(part, label, None, config)
 
@@ -352,13 +352,18 @@ def grid_of(part: StudyPart, label: str) -> dict[str, list[Any]]:
 
 
 def axes_of(part: StudyPart, label: str, grid: Table) -> dict[str, list[Any]]:
-    """The axes of one method in a grid; an axis that names it replaces one for all methods."""
+    """The axes of one method in a grid; an axis that names it replaces one for all methods.
+
+    An axis of another section, such as ``run.batch_size``, is one of each method, and keeps its whole name.
+    """
     row = part.row(label)
     known = hyperparameters_of(MethodSection(**row), label, code_of(False))
     axes: dict[str, list[Any]] = {}
     for path, values in grid.items():
-        _, selector, *rest = path.split(".")
-        if (
+        section, selector, *rest = path.split(".")
+        if section != "methods":
+            axes[path] = values
+        elif (
             rest[0] in known
             and selector in ("*", row["name"], label)
             and (selector != "*" or ".".join(rest) not in axes)
@@ -375,7 +380,7 @@ def at_point(part: StudyPart, label: str, point: Table) -> Table:
         if other in point:
             row[name] = float(f"{row[name] * (point[other] / row[other]) ** power:.6g}")
     for name, value in point.items():
-        put(config, f"methods.*.{name}", value)
+        put(config, tuning.path_of(name), value)
     return config
 
 
