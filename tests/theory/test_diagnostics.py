@@ -635,7 +635,7 @@ def test_with_small_batches_momentum_is_named_and_else_control_variates(diagnosi
 def test_with_small_batches_momentum_comes_before_a_decay(diagnosis):
     noisy = {"noise_cost": 0.3 * diagnosis.gained, "drift_cost": 0.0, "drift_cost_range": (0.0, 0.0)}
     text, take = verdict(words(diagnosis, SMALL_BATCH, **noisy))
-    assert take == MOMENTUM and "its minibatches are noisy" in text
+    assert take == MOMENTUM and "its minibatches are noisy" in text and text.count("beta = 0.2 or 0.5") == 1
     text, take = verdict(words(diagnosis, SMALL_BATCH + 1, **noisy))
     assert take == "" and "let lr decay" in text
 

@@ -346,6 +346,7 @@ _CAUSES = {
     COHORT: "only some clients take part in a round",
     NOISE: "its minibatches are noisy",
 }
+_LONGER = "train longer or with a larger lr"
 _PRICE = "fedavg-m sends one model more to each client, momentum at the server nothing; tune lr together with it."
 
 
@@ -363,9 +364,9 @@ def _method(case: Case, take: str) -> Remedy:
         cohorts = f"{case.unfair}{more}, so that {name} minimises another objective"
     own = case.unfair or not case.by_work
     causes = [cohorts if kind == OBJECTIVE and own else _CAUSES[kind].format(name=name) for kind in kinds]
-    verdict = f"Take {take} in place of {name}: {', and '.join(causes)}; that costs {case.up_to(gain)}, which "
+    verdict = f"Take {take} in place of {name}: {', and '.join(causes)}; that costs {case.up_to(gain)}"
     if take == KEEPING[0]:
-        verdict += "a server that knows what each client sent last takes away."
+        verdict += ", which a server that knows what each client sent last takes away."
         late = case.pace is not None and case.pace.max_staleness is not None
         more = ", no pace.max_staleness, by which clients may never be heard," if late else ""
         then = (
@@ -374,8 +375,8 @@ def _method(case: Case, take: str) -> Remedy:
         )
         return Remedy(take, gain, verdict, then)
     if take == MOMENTUM:
-        return Remedy(take, gain, f"{verdict}momentum lowered most where batches were as small ({_TRIED}).", _PRICE)
-    verdict += "control variates take away."
+        return Remedy(take, gain, f"{verdict}; with batches as small as these momentum lost least ({_TRIED}).", _PRICE)
+    verdict += ", which control variates take away."
     if case.pace is not None:
         costs, without = "twice the traffic, and memory of the model's size at every client", "fewer local steps"
     else:
@@ -398,8 +399,8 @@ def verdict(case: Case) -> tuple[str, str]:
     if len(f.points) == 1:
         then = "This was measured at one model alone; diagnose a run to see what holds at its end."
     elif gain < x.left > max(3 * total, case.least):
-        momentum = f", with a larger lr, or with momentum ({_TRIED})" if case.view.plain and case.view.own_steps else ""
-        ways = f"train longer{momentum or ' or with a larger lr'}"
+        momentum = case.view.plain and case.view.own_steps and take != MOMENTUM
+        ways = f"train longer, with a larger lr, or with momentum ({_TRIED})" if momentum else _LONGER
         return f"First of all, {ways}: {case.up_to(x.left)} is still to be had so, {MOST} {text}", take
     return f"{text} {then}".strip(), take
 
