@@ -1,7 +1,7 @@
 """Is the advice of ``fedax diagnose`` right on problems that were not used to make its rules?
 
     FEDAX_DATA=~/data python benchmarks/advice.py                # all: hours of one core; what is measured stays
-    FEDAX_DATA=~/data python benchmarks/advice.py --advice       # only ask for the advice anew
+    FEDAX_DATA=~/data python benchmarks/advice.py --advice       # only ask anew what it says of the twelve
     python benchmarks/advice.py --page                           # only write the page anew
 
 Ten problems of five kinds, each on the digits and on 2,000 pictures of Fashion-MNIST (14 × 14), and twelve new ones, on
@@ -226,6 +226,7 @@ NEW = {
         _dirichlet(50, 0.3), fedax.Steps(10), 2, 0.1,
     ),
 }  # fmt: skip
+HURRIED = (PLAIN, "FedAvg-M", "SCAFFOLD")  # what docs/choosing.md compares in a hurry
 TRIED = (PLAIN, "FedAvg, decay", "FedNova", "SCAFFOLD", "FedDyn", "FedAvg-M")  # on them: what advice may name
 
 # Of the study "choosing", to see what Mime's momentum does: with the base that the study had, and with momentum.
@@ -334,14 +335,21 @@ def measure(name: str, watch: Callable[[str], None], labels: Sequence[str] = tup
                 test=next(iter(given.values()))["test"], **options,
             )  # fmt: skip
 
-        tuned = trained(grid, splits)
-        scores = [float(np.mean([_ends(run, "val_loss") for run in runs])) for runs in tuned.runs]
-        best = tuned.points[int(np.argmin(scores))]
+        scores, points, step = [], [], grid["lr"][1] / grid["lr"][0]
+        while True:
+            tuned = trained(grid, splits)
+            scores += [float(np.mean([_ends(run, "val_loss") for run in runs])) for runs in tuned.runs]
+            points += tuned.points
+            best, tried = points[int(np.argmin(scores))], sorted({point["lr"] for point in points})
+            ends = {tried[0]: tried[0] / step, tried[-1]: tried[-1] * step}
+            if name not in NEW or best["lr"] not in ends:
+                break
+            grid["lr"] = [float(f"{ends[best['lr']]:.3g}")]  # a grid goes on beyond its end
         ended = trained([best], finals).runs[0]
         results["test"][label] = [float(f"{_ends(run, 'test_loss'):.6g}") for run in ended]
         results["validation"][label], results["settings"][label] = min(scores), best
         results["gradients"][label] = float(np.mean([run.history["gradients"][-1] for run in ended]))
-        results["edges"] += [label] if best["lr"] in (grid["lr"][0], grid["lr"][-1]) else []
+        results["edges"] += [label] if best["lr"] in ends else []
         results["start"] = float(ended[0].history["test_loss"][0])
         watch(f"{name}, {label}: {best}, test {np.mean(results['test'][label]):.4f}")
     return results
@@ -373,12 +381,20 @@ def regret(problem: Table, label: str) -> float:
     return min((mean[label] - least) / (problem["start"] - least), 1.0)
 
 
-def advised(problem: Table) -> str:
-    """The method that the advice comes to; a smaller lr at the end where it says so, else FedAvg."""
-    take, verdict = problem["advice"]["take"], problem["advice"]["verdict"]
+def advised(problem: Table, asked: str = "advice") -> str:
+    """The method that the advice comes to, as it was when the problem was measured, or ``"now"``; else FedAvg.
+
+    Where it says so, that is FedAvg with a smaller lr at the end.
+    """
+    take, verdict = problem[asked]["take"], problem[asked]["verdict"]
     if take:
         return LABELS[take]
     return "FedAvg, decay" if "lr decay" in verdict or "lr that decays" in verdict else PLAIN
+
+
+def validated(problem: Table, labels: Sequence[str]) -> str:
+    """The method with the lowest validation loss."""
+    return min((label for label in labels if label in problem["validation"]), key=problem["validation"].__getitem__)
 
 
 def strategies(measured: dict[str, Table]) -> dict[str, Callable[[Table], float]]:
@@ -386,13 +402,16 @@ def strategies(measured: dict[str, Table]) -> dict[str, Callable[[Table], float]
     known = {
         "`fedax diagnose`, a finished run of FedAvg": lambda problem: regret(problem, advised(problem)),
         "a random method, tuned": lambda problem: float(np.mean([regret(problem, each) for each in problem["test"]])),
-        "all tuned, lowest validation loss": lambda problem: regret(
-            problem, min(problem["validation"], key=lambda each: problem["validation"][each])
-        ),
+        "all tuned, lowest validation loss": lambda problem: regret(problem, validated(problem, [*METHODS])),
     }
     always = {f"always {label}": (lambda problem, label=label: regret(problem, label)) for label in METHODS}
     return {**known, **always}
 
+
+TUNED = {
+    "all six tuned, lowest validation loss": TRIED,
+    "FedAvg, FedAvg-M and SCAFFOLD tuned, lowest validation loss": HURRIED,
+}
 
 # ---- a rule made on the 42 problems of this script and the study, tried on the twelve
 
@@ -403,6 +422,7 @@ class Known(NamedTuple):
     """A problem that rules are made on: its results, and what one knows before a run.
 
     Attributes:
+        name: what it is called; begins with the data set's.
         results: with the losses of the methods in ``TRIED`` alone.
         batch_size: of the local steps.
         share: of the clients that take part in a round.
@@ -410,6 +430,7 @@ class Known(NamedTuple):
         named: what ``fedax diagnose`` named.
     """
 
+    name: str
     results: Table
     batch_size: float
     share: float
@@ -438,16 +459,16 @@ def of_tried(problem: Table) -> Table:
 
 def known(measured: dict[str, Table]) -> list[Known]:
     """The 32 problems of the study and the ten of this script."""
-    study = json.loads(STUDIED.read_text(encoding="utf-8")).values()
+    study = json.loads(STUDIED.read_text(encoding="utf-8")).items()
     return [
         Known(
-            of_tried(each), each["problem"].get("run.batch_size", 16), each["cohort"],
+            name, of_tried(each), each["problem"].get("run.batch_size", 16), each["cohort"],
             each["steps"][0] != each["steps"][1], each["advice"]["verdict"],
         )
-        for each in study
+        for name, each in study
     ] + [
         Known(
-            of_tried(measured[name]), _problem(name).batch_size or math.inf, _problem(name).participation or 1.0,
+            name, of_tried(measured[name]), _problem(name).batch_size or math.inf, _problem(name).participation or 1.0,
             "FedNova" in measured[name]["test"], advised(measured[name]),
         )
         for name in names()
@@ -464,17 +485,12 @@ def rules(problems: Sequence[Known]) -> dict[str, np.ndarray]:
     return made
 
 
-def left_out(made: dict[str, np.ndarray]) -> tuple[float, dict[str, int]]:
-    """The mean regret on each problem of the rule that is best on the others; and how often each rule was that."""
-    table, picked = np.array([*made.values()]), [int(k) for k in np.argmin(_without_each(made), axis=0)]
-    lost = float(np.mean([table[k, i] for i, k in enumerate(picked)]))
-    return lost, {name: picked.count(k) for k, name in enumerate(made) if k in picked}
-
-
-def _without_each(made: dict[str, np.ndarray]) -> np.ndarray:
-    """[rules, problems] the sum of regrets over all other problems."""
-    table = np.array([*made.values()])
-    return table.sum(1, keepdims=True) - table
+def left_out(made: dict[str, np.ndarray], groups: Sequence[Any]) -> tuple[float, dict[str, int]]:
+    """The mean regret on each group of problems of the rule that is best on the others; and how often each was that."""
+    table, apart = np.array([*made.values()]), np.array(groups)
+    best = [int(np.argmin(table[:, apart != group].mean(1))) for group in groups]
+    lost = float(np.mean([table[k, i] for i, k in enumerate(best)]))
+    return lost, {name: best.count(k) for k, name in enumerate(made) if k in best}
 
 
 def between(values: np.ndarray) -> tuple[float, float]:
@@ -497,14 +513,21 @@ def rules_table(measured: dict[str, Table]) -> str:
     best = sorted(made, key=lambda name: made[name].mean())[:5]
     shown = {name: made[name] for name in best} | always
     shown["`fedax diagnose`"] = np.array([regret(each.results, each.named) for each in problems])
+    shown |= {
+        text: np.array([regret(each.results, validated(each.results, some)) for each in problems])
+        for text, some in TUNED.items()
+    }
     rows = [
         [name, _percents(lost), f"{100 * lost.max():.0f} %"]
         for name, lost in sorted(shown.items(), key=lambda row: row[1].mean())
     ]
-    for text, some in (("the best of all rules on the others", made), ("always the best method on the others", always)):
-        lost, picked = left_out(some)
-        most = max(picked, key=lambda name: picked[name])
-        rows.append([f"{text} ({most}: {picked[most]} of {len(problems)} times)", f"{100 * lost:.1f}", "–"])
+    pools = [re.split("[-_:]", each.name)[0] for each in problems]
+    for apart, groups in (("problems", range(len(problems))), ("data sets", pools)):
+        for text, some in (("rule", made), ("method for all", always)):
+            lost, picked = left_out(some, groups)
+            most = max(picked, key=lambda name: picked[name])
+            often = f"{most}: for {picked[most]} of {len(problems)}"
+            rows.append([f"the best {text} on the other {apart} ({often})", f"{100 * lost:.2f}", "–"])
     return _table(["chosen by", "mean regret, %", "worst"], rows)
 
 
@@ -517,9 +540,8 @@ def new_table(measured: dict[str, Table]) -> str:
     ways = {f"always {label}": [regret(each, label) for each in problems] for label in TRIED}
     ways["the rule"] = [regret(measured[name], ruled(NEW[name])) for name in done]
     ways["`fedax diagnose` as it was"] = [regret(each, advised(each)) for each in problems]
-    ways["all tuned, lowest validation loss"] = [
-        regret(each, min(each["validation"], key=lambda label: each["validation"][label])) for each in problems
-    ]
+    ways["`fedax diagnose` now"] = [regret(each, advised(each, "now")) for each in problems]
+    ways |= {text: [regret(each, validated(each, some)) for each in problems] for text, some in TUNED.items()}
     rows, base = [], np.array(ways["always SCAFFOLD"])
     for name, lost in sorted(ways.items(), key=lambda way: float(np.mean(way[1]))):
         more, (low, high) = np.array(lost) - base, between(np.array(lost) - base)
@@ -542,10 +564,11 @@ def new_answers_table(measured: dict[str, Table]) -> str:
                 f"{'**' * (label == best)}{mean[label]:.3f}{'**' * (label == best)}{'†' * (label in edges)}"
                 if label in mean else "–" for label in TRIED
             ]  # fmt: skip
-            told = [ruled(problem), advised(measured[name])]
-            cells[-3:] = [*(f"{each} ({100 * regret(measured[name], each):.1f} %)" for each in told), ""]
-        rows.append([f"`{name}`", problem.text, *cells[:-1]])
-    return _table(["problem", "what it is", *TRIED, "the rule (its regret)", "`fedax diagnose` as it was"], rows)
+            told = [ruled(problem), *(advised(measured[name], asked) for asked in ("advice", "now"))]
+            cells[-3:] = [f"{each} ({100 * regret(measured[name], each):.1f} %)" for each in told]
+        rows.append([f"`{name}`", problem.text, *cells])
+    asked = ["the rule (its regret)", "`fedax diagnose` as it was", "now"]
+    return _table(["problem", "what it is", *TRIED, *asked], rows)
 
 
 def predicted(verdict: str) -> float | None:
@@ -579,7 +602,7 @@ def predicted_table(measured: dict[str, Table]) -> str:
          f"{cost / gain:.1f}" if gain > 0 else "no gain", f"{factor * cost:.3g}"]
         for name, cost, gain in new
     ]  # fmt: skip
-    text = _table(["problem", "predicted, at most", "gained", "predicted / gained", f"predicted × {factor:.2f}"], rows)
+    text = _table(["problem", "predicted", "gained", "predicted / gained", f"predicted × {factor:.2f}"], rows)
     for what, some in (("the 42", old), ("the new problems", new)):
         if not some:
             continue
@@ -669,7 +692,7 @@ def written(text: str, measured: dict[str, Table]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--advice", action="store_true", help="ask for the advice anew")
+    parser.add_argument("--advice", action="store_true", help="ask anew what it says of the twelve")
     parser.add_argument("--page", action="store_true", help="only write the page anew")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="of the problems")
     given = parser.parse_args()
@@ -680,9 +703,11 @@ def main() -> None:
         if name not in measured and not given.advice:
             labels = BASES if study else TRIED if name in NEW else tuple(METHODS)
             measured[name] = measure(name, lambda text: print(text, flush=True), labels)
-        if not study and name in measured and (given.advice or "advice" not in measured[name]):
+        if name in measured and not study and "advice" not in measured[name]:
             measured[name]["advice"] = advise(name, measured[name])
-            print(name, measured[name]["advice"], flush=True)
+        if name in measured and name in NEW and (given.advice or "now" not in measured[name]):
+            measured[name]["now"] = advise(name, measured[name])
+            print(name, measured[name]["now"], flush=True)
         MEASURED.write_text(json.dumps(measured, ensure_ascii=False) + "\n", encoding="utf-8")
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), measured), encoding="utf-8")
 
