@@ -602,19 +602,20 @@ def predicted_table(measured: dict[str, Table]) -> str:
          f"{cost / gain:.1f}" if gain > 0 else "no gain", f"{factor * cost:.3g}"]
         for name, cost, gain in new
     ]  # fmt: skip
-    text = _table(["problem", "predicted", "gained", "predicted / gained", f"predicted × {factor:.2f}"], rows)
+    told = []
     for what, some in (("the 42", old), ("the new problems", new)):
-        if not some:
-            continue
-        ratio = float(np.median([gain / cost for _, cost, gain in some]))
-        near = sum(0.5 <= gain / (factor * cost) <= 2 for _, cost, gain in some)
-        most = sum(gain <= cost for _, cost, gain in some)
-        text += (
-            f"\nOf {what} the verdict names control variates on {len(some)}: in the median SCAFFOLD gained "
-            f"{ratio:.2f} of what was predicted, at most that on {most}; predicted × {factor:.2f} is within a factor "
-            f"of two on {near}.\n"
-        )
-    return text
+        ratios = np.array([gain / cost for _, cost, gain in some] or [math.nan])
+        near = (ratios >= factor / 2) & (ratios <= factor * 2)
+        told.append([
+            what, f"{len(some)}", f"{np.median(ratios):.2f}", f"{(ratios <= 1).sum()}", f"{near.sum()}",
+        ])  # fmt: skip
+    head = ["of", "verdicts that name control variates", "gained / predicted, median", "at most 1"]
+    text = _table([*head, f"within a factor of two of {factor:.2f}"], told)
+    return (
+        text
+        + "\n"
+        + _table(["problem", "predicted", "gained", "predicted / gained", f"predicted × {factor:.2f}"], rows)
+    )
 
 
 def advice_table(measured: dict[str, Table]) -> str:
