@@ -105,6 +105,61 @@ def test_problems_are_as_the_page_says(kind):
         assert data.num_clients == whole // 10 == 144 and set(data.sizes) == {8}
 
 
+@pytest.mark.parametrize("name", [name for name in trial.NEW if name.startswith("digits")])
+def test_new_problems_are_as_the_page_says(name):
+    given = trial.dealt(name, [0])[0]
+    data, all_rows = given["data"], fedax.data.load("digits").train
+    parts, told = trial.NEW[name].deal(all_rows["y"], 0)
+    assert data.num_clients == len(parts) == (12 if "feature" in name else 10)
+    sizes = [given[part].num_examples for part in ("data", "val", "test")]  # the test is of clients' own examples
+    assert np.divide(sizes, len(all_rows["y"])) == pytest.approx([0.6, 0.2, 0.2], abs=0.02)
+    x = all_rows["x"] if trial.NEW[name].change is None else trial.NEW[name].change(all_rows["x"], parts)
+    if "concept" in name:
+        moved = [np.unique((told[part] - all_rows["y"][part]) % 10).tolist() for part in parts]
+        assert moved == [[1]] * 3 + [[0]] * 7
+    elif "ill" in name:
+        assert (x[:, -1] / (all_rows["x"].reshape(len(x), -1)[:, -1] / 255 + 1e-9)).max() == pytest.approx(0.01)
+    elif "feature" in name:
+        before, after = (rows[parts[5]][0, ..., 0].astype(float) for rows in (all_rows["x"], x))
+        assert np.abs(np.rot90(before) / 2 - after).max() <= 1  # turned once and dimmed to a half
+    else:
+        assert trial.NEW[name].batch_size == 1
+
+
+def test_the_rule_has_the_least_regret_on_the_problems_that_it_is_made_on():
+    def known(batch_size, **losses):
+        return trial.Known("", problem(**losses), batch_size, 1.0, False, "SCAFFOLD")
+
+    methods = dict.fromkeys(trial.TRIED, 1.0)
+    problems = [known(2, **methods | {"FedAvg-M": 0.5}), known(4, **methods | {"FedAvg-M": 0.5})]
+    problems += [known(32, **methods | {"FedDyn": 0.5}), known(64, **methods | {"FedDyn": 0.5})]
+    made = trial.rules(problems)
+    assert made["always FedDyn"] == pytest.approx([0.25, 0.25, 0, 0], abs=1e-3)
+    assert not made["batches of at most 8: FedAvg-M, else FedDyn"].any()
+    lost, picked = trial.left_out(made, range(4))
+    assert lost == 0 and picked == {"batches of at most 4: FedAvg-M, else FedDyn": 4}  # the first of equal ones
+    made = {"a": np.array([0.0, 0.3, 0.3]), "b": np.array([0.1, 0.1, 0.1])}
+    assert trial.left_out(made, range(3)) == (pytest.approx(0.1), {"b": 3})
+    assert trial.left_out(made, [0, 1, 1]) == (pytest.approx(0.7 / 3), {"a": 2, "b": 1})
+
+
+def test_the_rule_is_what_the_stored_problems_choose_and_what_diagnose_names():
+    measured = trial.json.loads(trial.MEASURED.read_text(encoding="utf-8"))
+    _, picked = trial.left_out(trial.rules(trial.known(measured)), range(42))
+    assert picked == {f"batches of at most {advice.SMALL_BATCH}: FedAvg-M, else FedDyn": 42}
+    for problem_of in trial.NEW.values():
+        small = problem_of.batch_size is not None and problem_of.batch_size <= advice.SMALL_BATCH
+        assert trial.ruled(problem_of) == trial.LABELS[advice.MOMENTUM if small else advice.CORRECTED]
+
+
+def test_the_predicted_cost_is_read_off_the_verdict():
+    text = (
+        "First of all, train longer: up to about 0.3 (9 % …) is left. Take scaffold in place of FedAvg: its data; that "
+    )
+    assert trial.predicted(text + "costs up to about 0.0229 (1.2 % of what training gains), which …") == 0.0229
+    assert trial.predicted("Keep FedAvg: about 0.3 (9 % …).") is None
+
+
 def test_the_page_is_current():
     text = trial.PAGE.read_text(encoding="utf-8")
     result = trial.json.loads(trial.MEASURED.read_text(encoding="utf-8"))

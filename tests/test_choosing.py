@@ -165,9 +165,16 @@ def test_the_tree_asks_in_its_order():
 
 
 @pytest.mark.parametrize(
-    ("noise", "cohorts", "label"), [(0.0, None, "FedAvg"), (3.0, None, "FedAvg, decay"), (0.0, 1, "FedAvg, decay")]
+    ("noise", "cohorts", "size", "label"),
+    [
+        (0.0, None, 2, "FedAvg"),
+        (3.0, None, 2, "FedAvg-M"),
+        (3.0, None, 9, "FedAvg, decay"),
+        (0.0, 1, 2, "FedAvg-M"),
+        (0.0, 1, 9, "FedAvg, decay"),
+    ],
 )
-def test_verdicts_are_read_as_they_are_written(noise, cohorts, label):
+def test_verdicts_are_read_as_they_are_written(noise, cohorts, size, label):
     """Quadratics that differ in their optimum alone, diagnosed there: no drift, and noise of a known size."""
     rng = np.random.default_rng(0)
     clients, each, lr = 40, 20, 0.1
@@ -178,10 +185,10 @@ def test_verdicts_are_read_as_they_are_written(noise, cohorts, label):
     task = fedax.tasks.linear_regression(2, bias=False)
     cohort = fedax.Full() if cohorts is None else fedax.Systematic(cohorts)
     run = fedax.simulate(
-        fedax.create("fedavg", lr=lr), task, data, rounds=60, work=fedax.Steps(2), batch_size=2, participation=cohort
+        fedax.create("fedavg", lr=lr), task, data, rounds=60, work=fedax.Steps(2), batch_size=size, participation=cohort
     )
     diagnosis = fedax.theory.diagnose(
-        fedax.create("fedavg", lr=lr), task, data, work=fedax.Steps(2), batch_size=2, participation=cohort,
+        fedax.create("fedavg", lr=lr), task, data, work=fedax.Steps(2), batch_size=size, participation=cohort,
         points=[None, run.params],
     )  # fmt: skip
     assert choosing.named(diagnosis.take, diagnosis.verdict) == label, diagnosis.verdict

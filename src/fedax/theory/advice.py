@@ -24,10 +24,11 @@ MATERIAL = 0.002  # a cost is worth a remedy if it is at least this share of wha
 OFTEN = 20  # a control variate is fresh enough with up to so many rounds between two visits of a client
 _PART = 0.01  # a cause of unequal weights is named from this part of their χ² on
 _ALIKE = 0.9  # remedies with this share of the best gain count as equal: costs are only known to a factor of two
-# The methods that the advice names; their traits say which costs they remove. The values for ``MOMENTUM`` were tried in
+# The methods that the advice names. Which of them lose least, and the values for ``MOMENTUM``, were tried in
 # docs/study/choosing.md and docs/results/advice.md.
-PLAIN, NORMALIZED, CORRECTED, HALF = "fedavg", "fednova", "scaffold", "feddyn"
+PLAIN, NORMALIZED, CORRECTED, DEARER = "fedavg", "fednova", "feddyn", "scaffold"
 MOMENTUM = "fedavg-m"
+SMALL_BATCH = 8  # with batches of at most so many examples momentum loses least
 KEEPING = "ca2fl", "ace", "area"  # their servers know what each client sent last
 CORRECTED_WEIGHTS = 'pace.weights = "corrected"'
 _TRIED = f"{MOMENTUM} with beta = 0.2 or 0.5, or server-momentum with server_momentum = 0.5 or 0.9"
@@ -168,6 +169,15 @@ class Case:
         return x.noise_cost, (x.free_cohort_cost or 0.0) if self.view.corrected else x.cohort_cost
 
     @property
+    def better(self) -> str:
+        """The method that lost least on problems like this one: momentum with small batches, else control variates."""
+        if self.pace is not None:
+            return DEARER
+        averages = self.view.plain and self.view.own_steps
+        small = self.batch_size is not None and self.batch_size <= SMALL_BATCH
+        return MOMENTUM if averages and small else CORRECTED
+
+    @property
     def costs(self) -> dict[str, float]:
         """The costs that keep the method above the optimum."""
         noise, cohort = self.noises
@@ -214,10 +224,6 @@ class Case:
         total = sum(removed_costs.values())
         if total > self.last.left:
             removed_costs = {kind: cost * self.last.left / total for kind, cost in removed_costs.items()}
-        # With other steps it has its own drift, which may be larger.
-        if DRIFT not in kinds and OBJECTIVE in kinds and OBJECTIVE in removed_costs:
-            more = (self.last.normalized_drift_cost or 0.0) - (self.last.drift_cost or 0.0)
-            removed_costs[OBJECTIVE] = max(removed_costs[OBJECTIVE] - max(more, 0.0), 0.0)
         if COHORT in kinds and self.fresh:
             removed_costs[COHORT] = costs[COHORT] - (self.last.free_cohort_cost or 0.0)
         return removed_costs
@@ -289,7 +295,7 @@ def remedies(case: Case) -> list[Remedy]:
         f"Corrected weights cost nothing but noise, for rare answers count for more. {', '.join(KEEPING)} do without, "
         "for memory of the model's size at every client, and so does waiting for all clients of a round, for time."
     )
-    nova = case.by_work and case.view.own_steps and not case.unfair
+    control = case.by_work and case.view.own_steps and not case.unfair  # variates remove what unequal work does
     return [
         Remedy(
             "", min(case.without(arrivals=True, work=False), x.left) if case.correctable else 0.0,
@@ -302,7 +308,7 @@ def remedies(case: Case) -> list[Remedy]:
             "Systematic costs nothing; the noise that it leaves, twice the clients a round halve.",
         ),
         Remedy(
-            "", 0.0 if nova or (case.unfair and not case.by_work) else case.without(arrivals=False, work=True),
+            "", 0.0 if control or (case.unfair and not case.by_work) else case.without(arrivals=False, work=True),
             f"Keep {name}, with {equal}, which costs no traffic: {other}.", AGAIN,
         ),
         Remedy(
@@ -310,6 +316,7 @@ def remedies(case: Case) -> list[Remedy]:
             f"Keep {name}, with {equal} and {CORRECTED_WEIGHTS}: {case.unfair}, and clients that work more pull "
             f"harder; {other}.", noise,
         ),
+        _method(case, MOMENTUM if case.better == MOMENTUM else ""),
         Remedy(
             "", costs[NOISE],
             f"Keep {name}, and let lr decay towards the end or take larger batches: the noise of minibatches keeps it "
@@ -328,9 +335,8 @@ def remedies(case: Case) -> list[Remedy]:
             "as long as these.",
             "That costs more rounds; think again once it is done.",
         ),
-        _method(case, NORMALIZED if nova else ""),
         _method(case, KEEPING[0] if case.unfair else ""),
-        _method(case, CORRECTED),
+        _method(case, case.better),
     ]  # fmt: skip
 
 
@@ -338,14 +344,17 @@ _CAUSES = {
     OBJECTIVE: "clients that work more pull harder, so that {name} minimises another objective",
     DRIFT: "its clients' unlike data pull their local models apart",
     COHORT: "only some clients take part in a round",
+    NOISE: "its minibatches are noisy",
 }
+_LONGER = "train longer or with a larger lr"
+_PRICE = "fedavg-m sends one model more to each client, momentum at the server nothing; tune lr together with it."
 
 
 def _method(case: Case, take: str) -> Remedy:
-    """The remedy of taking another method, with all costs that it removes."""
+    """The remedy of taking another method, with all costs that it removes; of momentum all costs, which it lowers."""
     if not take:
         return Remedy("", 0.0, "", "")
-    removed, name = case.removed(take), case.view.name
+    removed, name = case.costs if take == MOMENTUM else case.removed(take), case.view.name
     gain = sum(removed.values())
     kinds = sorted((kind for kind in removed if removed[kind] > case.least), key=lambda kind: -removed[kind])
     kinds = kinds or sorted(removed, key=lambda kind: -removed[kind])
@@ -355,9 +364,9 @@ def _method(case: Case, take: str) -> Remedy:
         cohorts = f"{case.unfair}{more}, so that {name} minimises another objective"
     own = case.unfair or not case.by_work
     causes = [cohorts if kind == OBJECTIVE and own else _CAUSES[kind].format(name=name) for kind in kinds]
-    verdict = f"Take {take} in place of {name}: {', and '.join(causes)}; that costs {case.up_to(gain)}, which "
+    verdict = f"Take {take} in place of {name}: {', and '.join(causes)}; that costs {case.up_to(gain)}"
     if take == KEEPING[0]:
-        verdict += "a server that knows what each client sent last takes away."
+        verdict += ", which a server that knows what each client sent last takes away."
         late = case.pace is not None and case.pace.max_staleness is not None
         more = ", no pace.max_staleness, by which clients may never be heard," if late else ""
         then = (
@@ -365,18 +374,16 @@ def _method(case: Case, take: str) -> Remedy:
             f"{' and '.join(KEEPING[1:])}. Where clients can keep nothing, wait for all clients of a round."
         )
         return Remedy(take, gain, verdict, then)
-    if take == NORMALIZED:
-        verdict += "FedNova takes away."
-        then = "It costs one number more in each upload; think again when all clients take equally many steps."
-        return Remedy(take, gain, verdict, then)
-    verdict += "control variates take away."
-    other = case.by_work and not case.unfair and sum(case.removed(NORMALIZED).values()) > case.least
-    without = NORMALIZED if other else "fewer local steps, and more rounds"
-    half = f"{HALF} needs the memory alone, and has one more number to tune; " if case.pace is None else ""
-    then = (
-        f"They cost twice the traffic, and memory of the model's size at every client{case.visits}; {half}"
-        f"where clients can keep nothing, take {without}."
-    )
+    if take == MOMENTUM:
+        return Remedy(take, gain, f"{verdict}; with batches as small as these momentum lost least ({_TRIED}).", _PRICE)
+    verdict += ", which control variates take away."
+    if case.pace is not None:
+        costs, without = "twice the traffic, and memory of the model's size at every client", "fewer local steps"
+    else:
+        costs = "memory of the model's size at every client, and one more number to tune (alpha = 0.01 or 0.1)"
+        without = MOMENTUM
+    instead = f"{DEARER} has no such number, for twice the traffic; " * (take == CORRECTED)
+    then = f"They cost {costs}{case.visits}; {instead}where clients can keep nothing, take {without}."
     return Remedy(take, gain, verdict, then)
 
 
@@ -386,12 +393,14 @@ def verdict(case: Case) -> tuple[str, str]:
     total = sum(case.costs.values())
     if not math.isfinite(total + f.gained):
         return f"Nothing can be said of {f.method}: figures are not finite here. Lower its lr first.", ""
-    take, _, text, then = _advice_with_corrections(case) if case.view.corrected else _advice_without_corrections(case)
+    take, gain, text, then = (
+        _advice_with_corrections(case) if case.view.corrected else _advice_without_corrections(case)
+    )
     if len(f.points) == 1:
         then = "This was measured at one model alone; diagnose a run to see what holds at its end."
-    elif take != MOMENTUM and x.left > max(3 * total, case.least):
-        momentum = f", with a larger lr, or with momentum ({_TRIED})" if case.view.plain and case.view.own_steps else ""
-        ways = f"train longer{momentum or ' or with a larger lr'}"
+    elif gain < x.left > max(3 * total, case.least):
+        momentum = case.view.plain and case.view.own_steps and take != MOMENTUM
+        ways = f"train longer, with a larger lr, or with momentum ({_TRIED})" if momentum else _LONGER
         return f"First of all, {ways}: {case.up_to(x.left)} is still to be had so, {MOST} {text}", take
     return f"{text} {then}".strip(), take
 
@@ -418,11 +427,9 @@ def _advice_without_corrections(case: Case) -> Remedy:
             f"clients are unlike, nor noise, but that it is still on its way; {case.up_to(x.left)} is left, and "
             f"momentum goes faster ({_TRIED})."
         )
-        then = "fedavg-m sends one model more to each client, momentum at the server nothing; tune lr together with it."
-        return Remedy(MOMENTUM, x.left, text, then)
+        return Remedy(MOMENTUM, x.left, text, _PRICE)
     much = f"costs it more than {case.of(total)}" if total else "costs it anything"
-    others = f"control variates ({CORRECTED})" + (f" or normalised averaging ({NORMALIZED})" if case.by_work else "")
-    why = f"neither that clients are unlike nor noise {much}, so {others} would gain nothing that shows"
+    why = f"neither that clients are unlike nor noise {much}, so {CORRECTED} would gain nothing that shows"
     return Remedy("", 0.0, f"Keep {name}: {why}.", AGAIN)
 
 

@@ -69,8 +69,6 @@ class Point:
         left: ½∇FᵀH⁻¹∇F, what a run at this model can still gain; in units of F, as all that follows.
         inconsistency_cost: ½cᵀH⁻¹c, c = ∇F̃ − ∇F: how far above the optimum its other objective keeps it.
         drift_cost, drift_cost_range: the same of drift, about ½bᵀH⁻¹b with b = (D − C)/(ητ_eff); of ``bias_range``.
-        normalized_drift_cost: the drift cost that normalised averaging would have with the same local steps; ``None``
-            if not measured.
         noise_cost, cohort_cost, free_cohort_cost: V/(4ητ_eff) of the three noises: how far above the optimum they keep
             a run whose lr does not decay.
         arrival_cost, work_cost: as ``inconsistency_cost``, of whose answers come and count how much alone, and of
@@ -99,7 +97,6 @@ class Point:
     free_cohort_noise: float | None = None
     drift_cost: float | None = None
     drift_cost_range: tuple[float, float] | None = None
-    normalized_drift_cost: float | None = None
     noise_cost: float | None = None
     cohort_cost: float | None = None
     free_cohort_cost: float | None = None
@@ -116,7 +113,6 @@ class Rounds(NamedTuple):
         weights: [draws, N] w_i of the surrogate whose gradient it follows, Σ c_iΔ_i ≈ −ητ_eff Σ w_i∇F_i; ``None``
             where the solver is not linear.
         length: ητ_eff, the mean over the draws.
-        normalized: the shares of normalised averaging, to measure its drift; ``None``: not measured.
         ids, ratios: [cohorts, S] the sampled clients, and ω_i/E ω_i; an id of N is an empty place. ``None``: all
             clients take part in every round.
     """
@@ -125,7 +121,6 @@ class Rounds(NamedTuple):
     shares: np.ndarray
     weights: np.ndarray | None
     length: float
-    normalized: np.ndarray | None = None
     ids: np.ndarray | None = None
     ratios: np.ndarray | None = None
 
@@ -260,28 +255,20 @@ class Bench:
         if self.solver is None:
             return {}
         scheme = self.rounds
-        steps, shares, normalized = map(self._rows_of_rounds, (scheme.steps, scheme.shares, scheme.normalized))
+        steps, shares = map(self._rows_of_rounds, (scheme.steps, scheme.shares))
         rounds, single_steps = len(steps), bool((scheme.steps == 1).all())
-        sums, free, apart_normalized = np.zeros((3, rounds, x.size))
+        sums, free = np.zeros((2, rounds, x.size))
         cohorts = _Cohorts(scheme, self.data.num_clients, x.size)
         for i in range(self.data.num_clients):
             place = [jnp.int32(number) for number in (self.data.offsets[i], self.data.sizes[i])]
             correction = None if towards is None else towards - np.asarray(self._gradient_of(x, i)[1], np.float64)
-
-            def local(correction: Any, i: int = i, place: Any = place) -> Any:
-                keys = jax.random.split(jax.random.fold_in(self.key, i), rounds)
-                if correction is not None:
-                    correction = jnp.asarray(correction, ravel_pytree(x.tree)[0].dtype)
-                return _local(
-                    self.task, self.solver, x, self._examples, *place,
-                    (jnp.asarray(steps[:, i], jnp.int32), keys, correction),
-                    max_size=self.data.max_size, batch_size=self.batch_size, epochs=self.epochs,
-                )  # fmt: skip
-
-            plain, corrected = local(correction)
-            if normalized is not None and correction is not None and towards is not None:
-                change, exact = (np.asarray(each, np.float64) for each in local(correction - towards + gradient))
-                apart_normalized += normalized[:, i, None] * (change - exact)
+            keys = jax.random.split(jax.random.fold_in(self.key, i), rounds)
+            added = None if correction is None else jnp.asarray(correction, ravel_pytree(x.tree)[0].dtype)
+            plain, corrected = _local(
+                self.task, self.solver, x, self._examples, *place,
+                (jnp.asarray(steps[:, i], jnp.int32), keys, added),
+                max_size=self.data.max_size, batch_size=self.batch_size, epochs=self.epochs,
+            )  # fmt: skip
             plain, corrected = (shares[:, i, None] * np.asarray(change, np.float64) for change in (plain, corrected))
             sums, free = sums + plain, free + corrected
             cohorts.add(i, plain, corrected)
@@ -310,10 +297,6 @@ class Bench:
             "drift_cost_range": (low * scale, high * scale),
             "free_cohort_cost": free_drawn / (4 * scheme.length),
         }
-        if normalized is not None:
-            mean = apart_normalized.mean(0)
-            cost = _square(apart_normalized)[0] * self._bias_cost(x, mean, scheme.length, L)
-            measured["normalized_drift_cost"] = cost / (float(np.sum(mean**2)) or 1.0)
         return measured
 
 

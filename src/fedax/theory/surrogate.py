@@ -209,7 +209,7 @@ def rules_of(view: View, steps: np.ndarray, weights: np.ndarray) -> tuple[list[U
     vectors = accumulation_vectors(view.solver, np.unique(steps))
     lengths = {tau: float(np.abs(a).sum()) for tau, a in vectors.items()}
     normalized, counted = view.averaging == "normalized", weights > 0  # clients of weight 0 are left out
-    rules, shares, normalized_shares = [], np.zeros(steps.shape), np.zeros(steps.shape)
+    rules, shares = [], np.zeros(steps.shape)
     for draw, tau in enumerate(steps[:, counted]):
         p = weights[counted]
         named = {"default": None, "ptau": float(p @ tau / p.sum()), "mean": float(tau.mean())}
@@ -218,19 +218,10 @@ def rules_of(view: View, steps: np.ndarray, weights: np.ndarray) -> tuple[list[U
         w = np.zeros(len(weights))
         w[counted] = rule.weights
         scale = rule.tau_eff / np.array([lengths[t] for t in tau.tolist()])
-        shares[draw, counted], normalized_shares[draw, counted] = scale * rule.weights, scale * p / p.sum()
+        shares[draw, counted] = scale * rule.weights
         rules.append(rule._replace(weights=w))
     length = float(view.solver.rate()) * float(np.mean([rule.tau_eff for rule in rules]))
-    compare_normalized = (
-        view.own_steps and view.averaging == "weighted" and steps.min() < steps.max()
-    )  # to measure the drift of FedNova
-    scheme = Rounds(
-        steps,
-        shares,
-        np.stack([rule.weights for rule in rules]),
-        length,
-        normalized_shares if compare_normalized else None,
-    )
+    scheme = Rounds(steps, shares, np.stack([rule.weights for rule in rules]), length)
     return (rules if view.averaging is not None else None), scheme
 
 
