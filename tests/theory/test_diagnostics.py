@@ -26,7 +26,7 @@ from fedax.theory import (
     measure,
     weighted_optimum,
 )
-from fedax.theory.advice import CORRECTED, DEARER, MOMENTUM, NORMALIZED, PLAIN, SMALL_BATCH, Case, removes, verdict
+from fedax.theory.advice import CORRECTED, HALF, MOMENTUM, NORMALIZED, PLAIN, SMALL_BATCH, Case, removes, verdict
 from fedax.theory.measure import (
     _seen,
     _square,
@@ -430,18 +430,18 @@ def test_every_method_has_a_diagnosis(name):
 
 
 def test_the_methods_that_the_advice_names_are_what_it_says_they_are():
-    plain, normalized, *corrected = (fedax.create(name).traits() for name in (PLAIN, NORMALIZED, CORRECTED, DEARER))
+    plain, normalized, *corrected = (fedax.create(name).traits() for name in (PLAIN, NORMALIZED, CORRECTED, HALF))
     assert (plain.limit, plain.exact) == ("steps", "never") and (normalized.limit, normalized.exact) == ("F", "never")
     assert [removes(each, False) for each in corrected] == [{"drift", "objective", "cohort"}] * 2
     assert all((each.cohorts, each.steps) == ("any", "any") for each in corrected)
-    costs = {name: footprints(fedax.create(name)) for name in (PLAIN, NORMALIZED, CORRECTED, DEARER, MOMENTUM)}
+    costs = {name: footprints(fedax.create(name)) for name in (PLAIN, NORMALIZED, CORRECTED, HALF, MOMENTUM)}
     traffic = {name: each.cohort.down.models + each.cohort.up.models for name, each in costs.items()}
-    assert traffic == {PLAIN: 2, NORMALIZED: 2, CORRECTED: 2, DEARER: 4, MOMENTUM: 3}
+    assert traffic == {PLAIN: 2, NORMALIZED: 2, CORRECTED: 4, HALF: 2, MOMENTUM: 3}
     assert {name: each.memory.models for name, each in costs.items()} == {
         PLAIN: 0,
         NORMALIZED: 0,
         CORRECTED: 1,
-        DEARER: 1,
+        HALF: 1,
         MOMENTUM: 0,
     }
     assert costs[NORMALIZED].cohort.up.numbers == 1
@@ -530,7 +530,7 @@ def test_drift_that_moves_the_fixed_point_harms_by_as_much_as_is_said(lr, steps)
     harms = bool(lost > 0.002 * (diagnosis.points[0].loss - point.loss + lost))
     assert harms is (lr > 0.02)  # with small steps little is lost
     if harms:
-        assert diagnosis.take == "feddyn" and diagnosis.verdict.startswith("Take feddyn in place of FedAvg")
+        assert diagnosis.take == "scaffold" and diagnosis.verdict.startswith("Take scaffold in place of FedAvg")
         assert "drift harms here" in sentence(diagnosis, "Client drift") and "lowers the loss" in sentence(
             diagnosis, "Client drift"
         )
@@ -607,9 +607,9 @@ def test_a_remedy_counts_with_all_that_it_takes_away_and_no_more_than_was_measur
     other, drifts = other * diagnosis.gained, drifts * diagnosis.gained
     case = words(diagnosis, inconsistency_cost=other, drift_cost=1.5 * drifts, drift_cost_range=(drifts, 2 * drifts),
                  left=diagnosis.gained, descent=1.0, free_descent=2.0, noise_cost=0.0)  # fmt: skip
-    gain = {name: sum(case.removed(name).values()) for name in (CORRECTED, DEARER, PLAIN)}
+    gain = {name: sum(case.removed(name).values()) for name in (CORRECTED, HALF, PLAIN)}
     assert_allclose(gain[CORRECTED], other + drifts)
-    assert gain[DEARER] == gain[CORRECTED] and gain[PLAIN] == 0
+    assert gain[HALF] == gain[CORRECTED] and gain[PLAIN] == 0
     text, take = verdict(case)
     worth = other + drifts > case.least
     assert (take == CORRECTED) is worth  # unequal work alone, too: it lost less than FedNova

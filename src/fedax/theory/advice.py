@@ -26,7 +26,7 @@ _PART = 0.01  # a cause of unequal weights is named from this part of their χ²
 _ALIKE = 0.9  # remedies with this share of the best gain count as equal: costs are only known to a factor of two
 # The methods that the advice names. Which of them lose least, and the values for ``MOMENTUM``, were tried in
 # docs/study/choosing.md and docs/results/advice.md.
-PLAIN, NORMALIZED, CORRECTED, DEARER = "fedavg", "fednova", "feddyn", "scaffold"
+PLAIN, NORMALIZED, CORRECTED, HALF = "fedavg", "fednova", "scaffold", "feddyn"
 MOMENTUM = "fedavg-m"
 SMALL_BATCH = 8  # with batches of at most so many examples momentum loses least
 KEEPING = "ca2fl", "ace", "area"  # their servers know what each client sent last
@@ -171,9 +171,7 @@ class Case:
     @property
     def better(self) -> str:
         """The method that lost least on problems like this one: momentum with small batches, else control variates."""
-        if self.pace is not None:
-            return DEARER
-        averages = self.view.plain and self.view.own_steps
+        averages = self.view.plain and self.view.own_steps and self.pace is None
         small = self.batch_size is not None and self.batch_size <= SMALL_BATCH
         return MOMENTUM if averages and small else CORRECTED
 
@@ -377,13 +375,12 @@ def _method(case: Case, take: str) -> Remedy:
     if take == MOMENTUM:
         return Remedy(take, gain, f"{verdict}; with batches as small as these momentum lost least ({_TRIED}).", _PRICE)
     verdict += ", which control variates take away."
-    if case.pace is not None:
-        costs, without = "twice the traffic, and memory of the model's size at every client", "fewer local steps"
-    else:
-        costs = "memory of the model's size at every client, and one more number to tune (alpha = 0.01 or 0.1)"
-        without = MOMENTUM
-    instead = f"{DEARER} has no such number, for twice the traffic; " * (take == CORRECTED)
-    then = f"They cost {costs}{case.visits}; {instead}where clients can keep nothing, take {without}."
+    half = f"{HALF} needs the memory alone, and has one more number to tune (alpha = 0.01 or 0.1); "
+    then = (
+        f"They cost twice the traffic, and memory of the model's size at every client{case.visits}; "
+        f"{half * (case.pace is None)}where clients can keep nothing, take "
+        f"{MOMENTUM if case.pace is None else 'fewer local steps'}."
+    )
     return Remedy(take, gain, verdict, then)
 
 
