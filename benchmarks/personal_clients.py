@@ -30,7 +30,6 @@ from fedax.experiments.chance import gap_of
 from fedax.experiments.config.sections import seeds_of
 from fedax.experiments.statistics import paired
 from fedax.experiments.study import Study, StudyPart, column_of, read_study, record_of, results_of
-from fedax.experiments.summary import problems
 
 HERE = pathlib.Path(__file__).parents[1] / "docs/study"
 PAGE, MEASURED = HERE / "personal.md", HERE / "personal.json"
@@ -141,8 +140,7 @@ def gradients_table(study: Study) -> list[str]:
         record = record_of(study, part, HERE / "personal")
         if record is None or name == "heart-each":
             continue
-        (problem,) = problems([record])
-        column, tail = column_of(part, record), max(problem.tail, 1)
+        column = column_of(part, record)
         runs = {(run.label, run.seed): run.history for run in record.runs}
         for label in part.labels:
             seeds = [seed for each, seed in runs if each == label and (BASE, seed) in runs]
@@ -156,8 +154,7 @@ def gradients_table(study: Study) -> list[str]:
             for seed in seeds:
                 history, base = runs[label, seed], runs[BASE, seed]
                 within = np.flatnonzero(np.asarray(history["gradients"]) <= base["gradients"][-1])
-                own = np.asarray(history[deciding(column, history)])[within][-tail:]
-                pairs.append((own.mean(), np.mean(base[deciding(column, base)][-tail:])))
+                pairs.append((history[deciding(column, history)][within[-1]], base[deciding(column, base)][-1]))
             one, other = np.array(pairs).T
             gap = gap_of(one, other)
             low, high = gap.interval()
