@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,13 @@ def test_settings_outside_of_methods_are_tuned(made, tmp_path):
     point, _ = study.choice(study.parts["one"], "fedavg")
     run = study.run(study.parts["one"], "fedavg", 3, point)
     assert point == {"run.batch_size": 16} and run.config["run"]["batch_size"] == 16
+
+
+@pytest.mark.parametrize("axis", ["rnu.batch_size", "methods.fedavgg.lr", "methods.fedavg.beta", "run.rounds"])
+def test_a_grid_that_no_method_can_have_is_refused_before_any_job(made, axis):
+    grid = f'tune = {{}}\nset = {{"sweep.grid" = {{"{axis}" = [1, 2]}}}}\n'
+    with pytest.raises(ConfigError, match=re.escape(f"sweep.grid.{axis}")):
+        made(PART + grid)
 
 
 def test_a_grid_grows_no_longer_than_asked_and_not_where_all_failed(made):

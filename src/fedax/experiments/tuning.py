@@ -128,7 +128,7 @@ def plan(
     for row, label in zip(tables["methods"], names, strict=True):
         row["label"] = label
     code = own.code_of(allow_code)
-    spaces = _spaces(sections, names, {path: _axis(path, values) for path, values in grid_values.items()}, code)
+    spaces = spaces_of(sections, names, grid_values, code)
     _check_number(spaces, section.points, grid_values)
     points = {label: _points(label, space, section) for label, space in spaces.items()}
     rows = dict(zip(names, tables.pop("methods"), strict=True))
@@ -495,10 +495,15 @@ def _axis(path: str, values: Any) -> GridAxis:
     return values
 
 
-def _spaces(
-    sections: ExperimentSection, names: list[str], axes: Mapping[str, GridAxis], code: own.Code
+def spaces_of(
+    sections: ExperimentSection, names: list[str], grid: Mapping[str, Any], code: own.Code
 ) -> dict[str, dict[str, GridAxis]]:
-    """Label -> the axes of this method; an axis that names the method replaces one for all methods."""
+    """Label -> the axes of this method; an axis that names the method replaces one for all methods.
+
+    Raises:
+        ConfigError: a setting that no method has, or that is not swept; no values.
+    """
+    axes = {path: _axis(path, values) for path, values in grid.items()}
     spaces: dict[str, dict[str, GridAxis]] = {label: {} for label in names}
     known = {label: hyperparameters_of(m, label, code) for label, m in zip(names, sections.methods, strict=True)}
     # Axes of methods come first; an axis that names a method replaces one for all methods.

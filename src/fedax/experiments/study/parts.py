@@ -322,9 +322,10 @@ def _part(section: PartSection, changes: Sequence[Table], folder: Path) -> Study
     config = copy.deepcopy(read_toml(near if near.is_file() else section.recipe))
     for path, value in itertools.chain.from_iterable(table.items() for table in changes):
         put(config, path, copy.deepcopy(value))
-    names = labels(check(config).methods)
+    names = labels((sections := check(config)).methods)
     for row, label in zip(config["methods"], names, strict=True):
         row["label"] = label
+    tuning.spaces_of(sections, names, config.get("sweep", {}).get("grid", {}), code_of(False))
     named: dict[str, Iterable[str]] = {
         "methods": section.methods or (),
         "claims": itertools.chain.from_iterable(section.claims),
