@@ -152,15 +152,21 @@ def test_fine_tuning_leaves_training_alone_and_ends_where_its_steps_lead(name):
 
 def test_what_cannot_be_fine_tuned():
     tuned = fedax.FineTuned(fedax.create("fedavg", lr=0.1))
-    for method, field, options in (
-        (fedax.FineTuned(fedax.create("ditto")), "fine_tune", {}),
-        (part(tuned), "fine_tune", {}),
-        (fedax.FineTuned(fedax.create("fedavg"), lr=-1.0), "lr", {}),
-        (tuned, "newcomer_turns", {"newcomer_turns": 2}),
+    for method, field in (
+        (fedax.FineTuned(fedax.create("ditto")), "fine_tune"),
+        (part(tuned), "fine_tune"),
+        (fedax.FineTuned(fedax.create("fedavg"), lr=-1.0), "lr"),
     ):
         with pytest.raises(ConfigError) as caught:
-            run(method, 1, **options)
+            run(method, 1)
         assert caught.value.field == field
+
+
+def test_a_fine_tuned_model_takes_no_turns_whatever_its_companions_take():
+    """So one configuration has both, and gives the others as many steps."""
+    tuned = fedax.FineTuned(fedax.create("fedavg", lr=0.1))
+    one, other = (run(tuned, 2, **turns).history for turns in ({}, {"newcomer_turns": 3}))
+    np.testing.assert_array_equal(one["train_loss_personal"], other["train_loss_personal"])
 
 
 def test_a_run_that_fine_tunes_ends_worse_only_where_its_shared_model_does():

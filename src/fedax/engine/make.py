@@ -429,13 +429,10 @@ def _evaluation(checked: CheckedInput, planned: PlannedRun, traced: Traced, fed:
 def _personal(checked: CheckedInput, planned: PlannedRun) -> PersonalPlan | None:
     """How personal models are evaluated; ``None``: the method has none."""
     given, data, parts = checked.asked.newcomer_turns, checked.data, checked.asked.parts
-    turns = None
-    if not adapts(planned.hyper.method):
-        turns = 1 if given is None else check_count("newcomer_turns", given, 0)
-    elif given is not None:
-        raise ConfigError("newcomer_turns", given, "a new client's model is fine-tuned as all others: leave it out")
+    asked = 1 if given is None else check_count("newcomer_turns", given, 0)
     if not has_personal(planned.hyper.method):
         return None
+    turns = None if adapts(planned.hyper.method) else asked  # a new client's model is fine-tuned as all others
     if data is None:
         at_nodes = [part for part, number in checked.census.held.items() if number and part not in parts]
         return PersonalPlan(turns, dict.fromkeys(at_nodes))

@@ -51,7 +51,7 @@ class CommonOptions:
         min_heard: of real clients, in (0, 1]: an evaluation in which less of their weight was heard counts for no
             target, no patience and no best model; default 1. In a simulation all are heard.
         newcomer_turns: of methods with personal models, in 0, 1, …: how many turns a client that never took part takes
-            before its own model is evaluated, for that alone; default 1.
+            before its own model is evaluated, for that alone; default 1. Models that are fine-tuned need none.
         guard: leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all
             count, as the papers have it, and a run whose model is no longer finite has diverged.
         aggregate: what replaces the mean of the uploads, for instance :class:`fedax.CoordinateMedian`.
