@@ -247,7 +247,9 @@ def test_a_grid_that_leaves_a_methods_domain_is_found(made, tmp_path):
 
 def test_choices_that_others_might_turn_around_are_found(made):
     parts = PART + 'tune = {rounds = 2, extend = 0, again = 0}\nset = {"methods.fedavg-m.lr" = LR}\n' + OTHER
-    parts = parts.replace("LR", "{value = 0.1, at = {2 = 0.1}}").replace(
+    grid = '"sweep.grid" = {"methods.fedavg.lr" = [0.1, 0.2], "methods.fedavg-m.lr.value" = [0.1, 0.2], '
+    grid += '"methods.*.beta" = [0.5, 0.9]}'
+    parts = parts.replace("LR", "{value = 0.1, at = {2 = 0.1}}, " + grid).replace(
         'set = {"run.rounds" = 5}', 'set = {"run.rounds" = 5, "work.steps" = 3}'
     )
     study = made(parts)
@@ -258,7 +260,7 @@ def test_choices_that_others_might_turn_around_are_found(made):
     assert studies.unsure(study, one) == [
         "one: chosen on 2 of 4 rounds (fedavg; fedavg-m).",
         "one: a rate falls after the rounds that were tried (fedavg-m).",
-        "one: fedavg-m: lr 0.1, beta 0.5 (1) is chosen over lr 0.1, beta 0.9 (1.05) by one seed.",
+        "one: fedavg-m: lr.value 0.1, beta 0.5 (1) is chosen over lr.value 0.1, beta 0.9 (1.05) by one seed.",
     ]
     assert studies.unsure(study, two)[:2] == [
         "two: chosen on 2 of 5 rounds (fedavg; fedavg-m).",
