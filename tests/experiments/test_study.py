@@ -249,8 +249,9 @@ def test_choices_that_others_might_turn_around_are_found(made):
     parts = PART + 'tune = {rounds = 2, extend = 0, again = 0}\nset = {"methods.fedavg-m.lr" = LR}\n' + OTHER
     grid = '"sweep.grid" = {"methods.fedavg.lr" = [0.1, 0.2], "methods.fedavg-m.lr.value" = [0.1, 0.2], '
     grid += '"methods.*.beta" = [0.5, 0.9]}'
-    parts = parts.replace("LR", "{value = 0.1, at = {2 = 0.1}}, " + grid).replace(
-        'set = {"run.rounds" = 5}', 'set = {"run.rounds" = 5, "work.steps" = 3}'
+    falls = "{value = 0.1, at = {2 = 0.1}}"
+    parts = parts.replace("LR", f"{falls}, {grid}").replace(
+        'set = {"run.rounds" = 5}', f'set = {{"run.rounds" = 5, "work.steps" = 3, "methods.fedavg-m.lr" = {falls}}}'
     )
     study = made(parts)
     one, two = study.parts.values()
