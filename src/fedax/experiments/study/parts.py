@@ -325,7 +325,8 @@ def _part(section: PartSection, changes: Sequence[Table], folder: Path) -> Study
     names = labels((sections := check(config)).methods)
     for row, label in zip(config["methods"], names, strict=True):
         row["label"] = label
-    tuning.spaces_of(sections, names, config.get("sweep", {}).get("grid", {}), code_of(False))
+    if section.tune is not None:
+        tuning.spaces_of(sections, names, config.get("sweep", {}).get("grid", {}), code_of(False))
     named: dict[str, Iterable[str]] = {
         "methods": section.methods or (),
         "claims": itertools.chain.from_iterable(section.claims),
