@@ -23,8 +23,8 @@ MARKED = {
     "deploy": (
         "tests/sites/", "tests/engine/test_attacks.py", "tests/engine/test_desks.py",
         "tests/engine/test_fingerprint.py", "tests/engine/test_masks.py", "tests/engine/test_paced.py",
-        "tests/engine/test_policy.py",
-        "tests/engine/test_remote.py", "tests/engine/test_secure.py", "tests/engine/test_signals.py",
+        "tests/engine/test_personal_nodes.py", "tests/engine/test_policy.py", "tests/engine/test_remote.py",
+        "tests/engine/test_secure.py", "tests/engine/test_signals.py",
     ),
     "docs": (
         "README.md", "docs/", "src/", "tests/experiments/test_notebook.py", "tests/test_method_pages.py",
@@ -32,13 +32,16 @@ MARKED = {
     ),
     "study": ("tests/experiments/", "tests/engine/test_held_out.py", "tests/test_choosing.py"),
     "theory": (
-        "tests/theory/", "tests/privacy/", "tests/references/", "tests/algorithms/test_cohorts.py",
-        "tests/algorithms/test_composite.py", "tests/algorithms/test_fixed_points.py",
-        "tests/algorithms/test_identities.py", "tests/contract/test_papers.py", "tests/test_conformance.py",
+        "tests/theory/", "tests/privacy/", "tests/references/", "tests/algorithms/test_any_solver.py",
+        "tests/algorithms/test_bed.py", "tests/algorithms/test_cohorts.py", "tests/algorithms/test_composite.py",
+        "tests/algorithms/test_compressed.py", "tests/algorithms/test_fixed_points.py",
+        "tests/algorithms/test_identities.py", "tests/algorithms/test_personal_part.py",
+        "tests/contract/test_papers.py", "tests/test_conformance.py",
     ),
     "tasks": ("tests/tasks/", "tests/engine/test_saved.py", "tests/engine/test_trainable.py"),
     "hostile": ("tests/test_hostile.py", "tests/sites/test_attacks.py", "tests/wire/test_bad_clients.py"),
     "cluster": (
+        "tests/algorithms/test_x64.py",
         "tests/engine/test_machines.py", "tests/engine/test_memory.py", "tests/engine/test_mesh.py",
         "tests/engine/test_peak.py", "tests/engine/test_precision.py", "tests/engine/test_processes.py",
         "tests/experiments/test_cluster.py",
@@ -46,9 +49,15 @@ MARKED = {
 }  # fmt: skip
 SMOKE = (
     "README.md",
+    "tests/algorithms/test_any_solver.py::test_every_method_takes_a_solver_or_says_why_not",
+    "tests/algorithms/test_any_solver.py::test_scaffold_with_adam",
+    "tests/algorithms/test_compressed.py::test_without_compression_it_is_gradient_descent",
     "tests/algorithms/test_fixed_points.py::test_fednova_ends_at_its_closed_form",
+    "tests/algorithms/test_personal_part.py::test_any_method_takes_the_rest[fedavg-m]",
+    "tests/algorithms/test_x64.py::test_compressors_have_no_float32",
     "tests/contract/test_papers.py::test_a_planted_error_is_found_and_its_kind_said[FedSAM y - self.rho]",
     "tests/engine/test_mesh.py::test_a_run_compiles_its_rounds_once_on_a_mesh",
+    "tests/engine/test_personal_nodes.py::test_figures_are_those_of_the_simulation[mr-mtl]",
     "tests/engine/test_precision.py::test_the_compiler_is_told",
     "tests/engine/test_remote.py::test_every_method_at_nodes",
     "tests/experiments/test_cluster.py::test_a_study_by_an_executor",

@@ -8,7 +8,7 @@ import fedax
 from fedax.errors import ConfigError
 
 NAMES = ["north", "east", "south", "west", "centre"]
-SIZES = [7, 3, 12, 5, 9]
+SIZES = [7, 3, 12, 3, 12]
 WORK = {"work": fedax.Steps(3), "batch_size": 2}
 
 
@@ -51,6 +51,20 @@ def test_columns_are_of_each_clients_own_model_on_its_own_examples():
     assert last["test_accuracy_personal"] == pytest.approx(np.mean((scores > 0) == (y > 0)))
     assert last["test_auc_personal"] == pytest.approx(sklearn.metrics.roc_auc_score(y, scores), abs=1e-3)
     assert last["train_loss_personal"] != pytest.approx(last["train_loss"], rel=1e-3)
+
+
+def test_a_run_that_measures_no_training_loss_does_not_compute_it_of_personal_models_either(monkeypatch):
+    whole = run()
+
+    def refused(*_):
+        raise AssertionError("the training loss of personal models is computed")
+
+    monkeypatch.setattr("fedax.engine.personal._loss", refused)
+    found = run(train_loss="none")
+    assert found.history.keys() == whole.history.keys() - {"train_loss", "train_loss_personal"}
+    np.testing.assert_array_equal(found.history["test_loss_personal"], whole.history["test_loss_personal"])
+    with pytest.raises(AssertionError, match="is computed"):
+        run(batch_size=3)
 
 
 def test_how_old_models_are_and_who_never_had_a_turn():

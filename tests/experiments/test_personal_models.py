@@ -114,8 +114,14 @@ def test_a_sweep_tries_settings_of_the_personal_part_and_chooses_by_it(tmp_path)
 # ---- what judges
 
 
-def test_each_method_is_judged_by_the_models_that_it_gives_its_clients(tmp_path):
-    record, problem = results(tmp_path / "run", HEAD, BASE)
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory):
+    """A method with personal models beside one without."""
+    return results(tmp_path_factory.mktemp("beside") / "run", HEAD, BASE)
+
+
+def test_each_method_is_judged_by_the_models_that_it_gives_its_clients(beside):
+    record, problem = beside
     head, base = problem.methods
     assert problem.judge == "val_loss" and problem.better == "lower"
     histories = {run.label: run.history for run in record.runs}
@@ -128,11 +134,11 @@ def test_each_method_is_judged_by_the_models_that_it_gives_its_clients(tmp_path)
     assert summary.metrics(problem.methods) == ["val_accuracy", "val_loss", "train_loss"]
     assert columns([build(record.config)]) == ["train_loss", "val_loss", "val_accuracy"]
     assert "Of head all figures" in " ".join(summary.legend(problem))
-    written = json.loads((tmp_path / "run" / "summary.json").read_text())
+    written = json.loads((record.folder / "summary.json").read_text())
     assert written["judged"]["by_personal_models"] == ["head"]
     final = next(row for row in written["methods"] if row["label"] == "head")["final"]
     assert final["val_loss"]["mean"] == histories["head"]["val_loss"][-1]  # as it is in the history
-    table = fedax.load(tmp_path / "run").table(target=2.2)
+    table = fedax.load(record.folder).table(target=2.2)
     assert list(table["judged_by"]) == ["val_loss_personal", "val_loss"]
     hits = histories["head"]["val_loss_personal"] <= 2.2
     assert table["rounds_to_target"][0] == histories["head"]["round"][hits.argmax()]
@@ -179,9 +185,8 @@ def test_patience_best_models_and_the_end_of_a_run_go_by_personal_models(tmp_pat
     assert run.status == "finished"
 
 
-def test_another_judge_afterwards_is_of_personal_models_too(tmp_path):
-    results(tmp_path / "run", HEAD, BASE, seeds=2)
-    (problem,) = summary.problems(summary.judged_by([read(tmp_path / "run")], "val_accuracy"))
+def test_another_judge_afterwards_is_of_personal_models_too(beside):
+    (problem,) = summary.problems(summary.judged_by([read(beside[0].folder)], "val_accuracy"))
     assert problem.judge == "val_accuracy" and problem.best.label == "head"
     assert problem.methods[0].of_examples("val_accuracy") is None  # only those of the shared model are stored
 
@@ -199,7 +204,8 @@ def test_a_share_of_the_clients_takes_no_part_and_is_measured_beside(tmp_path):
     assert experiment.data.num_clients == 3 and experiment.data.unseen.test.num_clients == 1
     assert build(experiment.config).data.unseen.test.names == experiment.data.unseen.test.names
     assert {"unseen_loss", "unseen_accuracy"} <= {*columns([experiment])}
-    record = execute(build(split_of(clients=0.25) | {"run": DIGITS["run"] | {"judge": "unseen_loss"}}), tmp_path)
+    table = split_of(clients=0.25) | {"run": DIGITS["run"] | {"judge": "unseen_loss"}}
+    record = execute(build(table), tmp_path, drawn=False)
     (problem,) = summary.problems([record])
     mean = problem.methods[0]
     assert problem.judge == "unseen_loss"
@@ -207,7 +213,14 @@ def test_a_share_of_the_clients_takes_no_part_and_is_measured_beside(tmp_path):
     assert summary.facts(record.config, [1, 2, 3], 5)["Take no part"].startswith("25 % of the clients")
 
 
-def test_each_client_is_left_out_once_and_their_figures_are_pooled(tmp_path):
+@pytest.fixture(scope="module")
+def each_left_out(tmp_path_factory):
+    table = split_of(clients="each")
+    table["run"] = table["run"] | {"judge": "unseen_loss"}
+    return execute(build(table), tmp_path_factory.mktemp("each"), drawn=False)
+
+
+def test_each_client_is_left_out_once_and_their_figures_are_pooled(each_left_out):
     experiment = build(split_of(clients="each"))
     run = experiment.config["run"]
     assert (run["seeds"], run["split_seeds"]) == ([0, 1, 2, 3], True)
@@ -221,8 +234,7 @@ def test_each_client_is_left_out_once_and_their_figures_are_pooled(tmp_path):
     assert all(len(rows) == 1 for rows in by_name.values()) and len(by_name) == 8
     again = build(experiment.config)
     assert again.config["run"]["seeds"] == run["seeds"]
-    tables = split_of(clients="each")
-    record = execute(build(tables | {"run": tables["run"] | {"judge": "unseen_loss"}}), tmp_path, drawn=False)
+    record = each_left_out
     (problem,) = summary.problems([record])
     ends = [run.history["unseen_loss"][-1] for run in record.runs if run.label == "base"]
     base = problem.methods[1]
@@ -250,9 +262,10 @@ def test_shares_of_clients_that_cannot_be_left_out_are_refused(split, run, field
     assert caught.value.field.startswith(field)
 
 
-def test_other_columns_are_not_covered_where_each_client_is_left_out(tmp_path):
-    record = execute(build(split_of(clients="each")), tmp_path, drawn=False)
-    (problem,) = summary.problems([record])
+def test_other_columns_are_not_covered_where_each_client_is_left_out(each_left_out):
+    (problem,) = summary.problems([each_left_out])
+    assert problem.judge == "unseen_loss" and problem.sure
+    (problem,) = summary.problems(summary.judged_by([read(each_left_out.folder)], "test_loss"))
     assert problem.judge == "test_loss" and not problem.sure and problem.star is None
     assert "judge by unseen_loss" in " ".join(summary.verdict(problem))
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.columns import PERSONAL
+from fedax.columns import PERSONAL, TRAIN
 from fedax.contract.algorithm import Algorithm, layers_of
 from fedax.contract.compression import decoded
 from fedax.contract.schedule import resolve
@@ -54,7 +54,7 @@ def columns(task: Task, evaluation: "EvaluationPlan") -> list[str]:
     if plan is None:
         return []
     named = [f"{part}_{name}{PERSONAL}" for part in plan.rows for name in ("loss", *_on_device(task))]
-    train = [f"train_loss{PERSONAL}"] if evaluation.train == "train_loss" else []
+    train = [f"train_loss{PERSONAL}"] if evaluation.train == TRAIN[0] else []
     unseen = [] if evaluation.unseen is None else columns(task, evaluation.unseen.evaluation)
     return [*train, *named, *(("turn_age", "newcomers") if plan.turns is not None else ()), *_renamed(unseen)]
 
@@ -73,12 +73,12 @@ class Evaluated(NamedTuple):
     """The figures of all clients' own models, leaves [N, ...].
 
     Attributes:
-        train: F_i(v_i).
+        train: F_i(v_i); ``None`` where the run does not measure it.
         parts: part -> name -> the sum over the client's examples; of a metric that is made of sums, these.
         last: the round of each client's last turn.
     """
 
-    train: Array
+    train: Array | None
     parts: dict[str, dict[str, Tree]]
     last: Array
 
@@ -130,12 +130,12 @@ def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clie
     held = {part: (job.evaluation.held[part], *rows) for part, rows in here.items()}
     values = functools.partial(_held_out, job.plan.task.bound(fed.frozen), job.x)
     blocks = tuple((part, _block(values, held[part][0], int(rows.sizes.max()))) for part, rows in here.items())
-    static = {"plan": job.plan, "blocks": blocks}
+    static = {"plan": job.plan, "blocks": blocks, "train": job.evaluation.train == TRAIN[0]}
     found: Evaluated = _evaluated(job.hyper, fed, job.key, server, memory, who, held, plan.turns or 0, index, **static)
     return found
 
 
-@compiled(static=["plan", "blocks"])
+@compiled(static=["plan", "blocks", "train"])
 def _evaluated(
     hyper: Hyper,
     fed: Federation,
@@ -149,20 +149,25 @@ def _evaluated(
     *,
     plan: RunPlan,
     blocks: tuple[tuple[str, int], ...],
+    train: bool,
 ) -> Evaluated:
     sizes = dict(blocks)
     model = inner(resolve(hyper.method, index)).model(server)
-    block = _block(functools.partial(_loss, plan.task.bound(fed.frozen), model), fed.examples, plan.max_size)
+    loss = functools.partial(_loss, plan.task.bound(fed.frozen), model)
+    block = _block(loss, fed.examples, plan.max_size) if train else 0
 
     def look(v: Vector, h: Tree, task: Task, last: Array, client: Clients, shared: SharedInputs) -> Evaluated:
         (_, held, _), examples = shared.download, shared.fed.examples
-        train = _sums(functools.partial(_loss, task, v), examples, client.offsets, client.sizes, block) / client.sizes
+        mean = None
+        if train:
+            loss = functools.partial(_loss, task, v)
+            mean = _sums(loss, examples, client.offsets, client.sizes, block) / client.sizes
         id_ = jnp.minimum(client.ids, plan.num_clients - 1)
         parts = {
             part: _sums(functools.partial(_held_out, task, v), pool, offsets[id_], own[id_], sizes[part])
             for part, (pool, offsets, own) in held.items()
         }
-        return Evaluated(train, parts, last)
+        return Evaluated(mean, parts, last)
 
     shared = SharedInputs(resolve(hyper.method, index), Wire(), (server, held, turns), fed, key, index)
     found: Evaluated = _looked(look, shared, memory, who, plan)
@@ -354,7 +359,9 @@ def row(job: "Job", who: Clients, found: Evaluated, index: int) -> dict[str, flo
     task, plan = job.plan.task, job.evaluation.personal
     assert plan is not None
     weights = np.asarray(who.data_weights, float)
-    told = {f"train_loss{PERSONAL}": float(np.sum(weights * np.asarray(found.train, float)))}
+    told = {}
+    if found.train is not None:
+        told[f"train_loss{PERSONAL}"] = float(np.sum(weights * np.asarray(found.train, float)))
     for part, rows in plan.rows.items():
         assert rows is not None
         total = int(rows.sizes.sum())

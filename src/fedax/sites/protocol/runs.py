@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedax.columns import PERSONAL, held_column, measured_names
+from fedax.columns import PERSONAL, TRAIN, held_column, measured_names
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.data.split import split
@@ -191,7 +191,9 @@ class SiteRun(NamedTuple):
         """The job as personal models are evaluated here: on the node's devices, with the examples that it holds out."""
         evaluation = self.job.evaluation
         assert evaluation.personal is not None
-        mine = evaluation._replace(held=self.parts, personal=evaluation.personal._replace(rows=self.own))
+        mine = evaluation._replace(
+            held=self.parts, personal=evaluation.personal._replace(rows=self.own), train=TRAIN[0]
+        )
         return self.job._replace(plan=self.plan, evaluation=mine)
 
     @property
