@@ -86,12 +86,8 @@ def test_the_findings_on_what_was_first_done_are_named():
     broken, known = study.checked([study.HERE / name for name in STUDIES])
     assert broken == []
     for line_start in (
-        "figure-1ab: ce-lsgd: lr 0.01, beta 0.2 (1.606) is chosen over lr 0.01, beta 0.8 (1.611) by one seed.",
         "table-1-random: chosen on another problem, that of table-1-equal",
         "table-1-equal: a rate falls after the rounds that were tried",
-        "figure-11-tuned: FedDA-1-1: points that the method refuses were tried (lr 0.06; lr 0.2).",
-        "figure-11-tuned: STEM: alpha, which is c lr², changes along the grid of lr.",
-        "figure-11-tuned: lr is tuned for other methods, and not for FedAdam; Local-Adapt.",
     ):
         assert any(line.startswith(line_start) for line in known), line_start
 
@@ -139,12 +135,11 @@ def test_other_folders_are_looked_through_too(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "momentum"
     shutil.copytree(study.HERE / "momentum" / "results", folder / "results")
     code, output = check(folder)
-    assert code == 0 and output.startswith("Parts that were tuned on too few rounds")
-    assert output.endswith("\n\nNo other choice breaks the rules.\n")
+    assert code == 0 and output == "No choice breaks the rules.\n"
     for path in folder.glob("results/*.jsonl"):
         path.write_text(path.read_text().replace('"criterion":"val_loss"', '"criterion":"test_loss"'))
     code, output = check(folder)
-    assert code == 1 and "figure-1c: scaffold, tuning: chosen by test_loss." in output
+    assert code == 1 and "figure-1c-again: scaffold, tuning: chosen by test_loss." in output
     code, output = check(tmp_path)
     assert code == 2 and "has no folder results" in output
     code, output = check(folder.rename(tmp_path / "momentun"))

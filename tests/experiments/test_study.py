@@ -365,7 +365,7 @@ def test_a_part_alone_has_that_by_which_it_is_tuned(made, tmp_path):
 def test_a_folder_of_the_same_name_does_not_hide_a_study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "momentum").mkdir()
-    assert [*read_study("momentum", only=["figure-1c"]).parts] == ["figure-1c"]
+    assert [*read_study("momentum", only=["figure-1c-again"]).parts] == ["figure-1c-again"]
 
 
 def test_jobs_that_are_alike_but_for_names_are_done_once(made):

@@ -362,7 +362,7 @@ def study(
     Examples:
       fedax study fednova
       fedax study momentum --hours 2
-      fedax study momentum --part figure-1c
+      fedax study momentum --part figure-1c-again
       fedax study mine.toml --jobs 1
       fedax study speedup --on dask:tcp://node1:8786
 

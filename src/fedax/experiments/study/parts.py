@@ -268,9 +268,9 @@ def read_study(source: str | Path, only: Sequence[str] = ()) -> Study:
         ConfigError: there is no such study, or a setting cannot be used; all parts are checked.
 
     Example:
-        >>> study = read_study("momentum", only=["figure-1c"])
+        >>> study = read_study("momentum", only=["figure-1c-again"])
         >>> [job.name for job in study.jobs()][0]
-        'figure-1c: scaffold, tuning'
+        'figure-1c-again: scaffold, tuning'
     """
     path, names = pathlib.Path(source), studies()
     if str(source) in names and not path.is_file():
