@@ -107,13 +107,13 @@ def test_a_masked_sum_looks_uniform():
         parties.sums[:] = 0
         results.append(parties.masked([seed % 3])[seed % 3])
     for each in results:
-        assert scipy.stats.chisquare(np.bincount(each, minlength=256)).pvalue > 1e-5
+        assert scipy.stats.chisquare(np.bincount(each, minlength=256)).pvalue > here.SURE
     pooled = np.concatenate(results)
-    assert scipy.stats.chisquare(np.bincount(pooled, minlength=256)).pvalue > 1e-3
+    assert scipy.stats.chisquare(np.bincount(pooled, minlength=256)).pvalue > here.SURE
     # And byte by byte of a number: none of the three is more regular than the others.
     for k in range(3):
-        assert scipy.stats.chisquare(np.bincount(pooled[k::3], minlength=256)).pvalue > 1e-4
-    assert scipy.stats.chisquare(np.bincount(np.zeros(size, np.uint8), minlength=256)).pvalue < 1e-5
+        assert scipy.stats.chisquare(np.bincount(pooled[k::3], minlength=256)).pvalue > here.SURE
+    assert scipy.stats.chisquare(np.bincount(np.zeros(size, np.uint8), minlength=256)).pvalue < here.SURE
 
 
 def test_the_same_sum_is_masked_anew_in_each_exchange():
@@ -308,7 +308,7 @@ def test_shamirs_shares():
                 assert masks._joined({k: shares[k] for k in some}) == secret
                 assert masks._joined({k: shares[k] for k in some[1:]}) != secret
     first = np.frombuffer(b"".join(masks._split(3, 3, bytes(16))[0][1:] for _ in range(4000)), np.uint8)
-    assert scipy.stats.chisquare(np.bincount(first, minlength=256)).pvalue > 1e-5
+    assert scipy.stats.chisquare(np.bincount(first, minlength=256)).pvalue > here.SURE
     prime, secret, factor = 2**130 - 5, 12345, 678  # by hand
     assert masks._joined({k: ((secret + factor * (k + 1)) % prime).to_bytes(17, "big") for k in (0, 4)}) == (
         secret.to_bytes(16, "big")
@@ -559,7 +559,7 @@ def test_figures_that_are_none_hide_those_of_others():
     bad = [masks.encode_figures(np.full(size, np.nan), 3) for _ in range(2)]
     total = bad[0] + bad[1] + masks.encode_figures(np.ones(size), 3)
     assert total[-1] == 2
-    assert scipy.stats.chisquare(np.bincount(total[:-1].view(np.uint8), minlength=256)).pvalue > 1e-5
+    assert scipy.stats.chisquare(np.bincount(total[:-1].view(np.uint8), minlength=256)).pvalue > here.SURE
     assert len({*bad[0].tolist()} & {*bad[1].tolist()}) == 1  # they have the 1 in common
 
 
