@@ -73,16 +73,14 @@ def test_parts_from_which_nothing_follows_have_a_reason_and_no_verdict(name):
     for part in loaded.parts.values():
         if part.section.provisional:
             assert unsure(loaded, part), f"{part.name} is called provisional, and nothing is wrong with it"
-            stem = part.name.removesuffix("-tuned")
-            again = {f"{part.name}-again", f"{stem}-again", f"{stem}-32"} & {*loaded.parts}
-            assert again or f"`{name}/{part.name}`" in study.HERE.with_suffix(".md").read_text(encoding="utf-8")
+            assert f"`{name}/{part.name}`" in study.HERE.with_suffix(".md").read_text(encoding="utf-8")
             text = study.block(loaded, name, part.name)
             assert "Verdict" not in text and "beyond chance" not in text and "Nothing follows from it:" in text
             assert study.said(loaded, name, part.name) == "none: tuned on too few rounds"
 
 
 def test_the_findings_on_what_was_first_done_are_named():
-    """What led to wrong conclusions: CE-LSGD's rate, FedNova's before the rate falls, FedDA's α and its grids."""
+    """What led to wrong conclusions: settings of another problem, and FedNova's before the rate falls."""
     broken, known = study.checked([study.HERE / name for name in STUDIES])
     assert broken == []
     for line_start in (
