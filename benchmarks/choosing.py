@@ -17,6 +17,7 @@ import json
 import math
 import pathlib
 import re
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -847,9 +848,10 @@ def main() -> None:
                 print(name, problem["advice"], best_of(problem), flush=True)
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
     if result:
-        from fedax.figures import write
+        sys.path.append(str(DOCS))
+        from study import svg
 
-        write(figure(result), FIGURE)
+        FIGURE.write_text(svg(figure(result)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -248,9 +249,10 @@ def main() -> None:
         keep(measured, study)
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), kept()), encoding="utf-8")
     if kept():
-        from fedax.figures import write
+        sys.path.append(str(DOCS))
+        from study import svg
 
-        write(draw(kept()), FIGURE)
+        FIGURE.write_text(svg(draw(kept())), encoding="utf-8")
 
 
 if __name__ == "__main__":

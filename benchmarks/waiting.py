@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -439,9 +440,10 @@ def main() -> None:
     cells, about = kept()
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), cells, about), encoding="utf-8")
     if cells:
-        from fedax.figures import write
+        sys.path.append(str(DOCS))
+        from study import svg
 
-        write(draw(cells), FIGURE)
+        FIGURE.write_text(svg(draw(cells)), encoding="utf-8")
 
 
 if __name__ == "__main__":

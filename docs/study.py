@@ -218,7 +218,8 @@ def figure(study: Study, name: str, part: str) -> Drawing | None:
 
 
 def svg(drawn: Drawing) -> str:
-    """A figure in half the bytes: its letters are text, which can be searched, and coordinates have tenths of a point.
+    """A figure in half the bytes: its letters are text, which can be searched, coordinates have tenths of a point, and
+    marks that look alike say so once.
 
     Verdana is as wide as the font that Matplotlib brings, where that is missing.
     """
@@ -231,7 +232,9 @@ def svg(drawn: Drawing) -> str:
         part if re.fullmatch(kept, part) else re.sub(r"\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}", part)
         for part in re.split(kept, text)
     ]
-    return re.sub(r"\s*\n\s*", "\n", "".join(short))
+    text = re.sub(r"\s*\n\s*", "\n", "".join(short))
+    alike = r'(<g[^>]*)>\n(<use [^>]* (style="[^"]*")/>\n(?:<use [^>]* \3/>\n)+)</g>'
+    return re.sub(alike, lambda of: f"{of[1]} {of[3]}>\n{of[2].replace(f' {of[3]}', '')}</g>", text)
 
 
 def checked(folders: list[pathlib.Path]) -> tuple[list[str], list[str]]:
