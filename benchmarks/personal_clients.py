@@ -1,10 +1,10 @@
 """Whom does a method with a model for each client help, and whom does it hurt? Client by client, for the study.
 
-    FEDAX_DATA=~/data python benchmarks/personal_clients.py            # an hour of one core; what is measured stays
-    python benchmarks/personal_clients.py --page                       # only write the page anew
+    python benchmarks/personal_clients.py studies/personal    # read the runs of `fedax study personal`
+    python benchmarks/personal_clients.py                     # only write the page anew
 
-Runs each method of the study ``personal`` once more with its chosen settings, for what the study does not store: the
-loss of each client's model at each of its test rows. A client is worse off than with FedAvg's model fine-tuned only
+Reads from the run folders of the study ``personal`` what its results do not have: the loss of each client's model at
+each of its test rows. A client is worse off than with FedAvg's model fine-tuned only
 where the 95 % interval of the paired difference over its own rows says so; 2.5 % of clients without any difference
 would be so by chance. Writes docs/study/personal.json, and the tables of docs/study/personal.md between its marks: that
 of the clients, that of the methods which take more gradients than the others, at equal gradients, and that of FLamby's
@@ -18,7 +18,6 @@ import pathlib
 import re
 from typing import Any
 
-import jax
 import numpy as np
 
 import fedax
@@ -28,8 +27,10 @@ from fedax.experiments import build
 from fedax.experiments.alone import Measured, measure
 from fedax.experiments.chance import gap_of
 from fedax.experiments.config.sections import seeds_of
+from fedax.experiments.helped import kept
 from fedax.experiments.statistics import paired
 from fedax.experiments.study import Study, StudyPart, column_of, read_study, record_of, results_of
+from fedax.files import slug
 
 HERE = pathlib.Path(__file__).parents[1] / "docs/study"
 PAGE, MEASURED = HERE / "personal.md", HERE / "personal.json"
@@ -41,24 +42,20 @@ _MARK = re.compile(
 FEW = 10  # clients whose accuracy is kept one by one
 
 
-def at_clients(study: Study, part: StudyPart, label: str, seed: int) -> Measured:
-    """How each client's model does at its test rows, after the last round."""
+def at_clients(study: Study, part: StudyPart, label: str, seed: int, folder: pathlib.Path) -> Measured | None:
+    """How each client's model does at its test rows, after the last round; ``None`` if the run is not in the folder."""
     point, _ = study.choice(part, label)
-    assert point is not None, label
-    experiment = build(study.run(part, label, seed, point).config)
-    train, val, test = experiment.split(seed)
-    options = experiment.options | {"evaluate_every": experiment.options["rounds"], "train_loss": "none"}
-    run = fedax.simulate(
-        experiment.methods[label], experiment.task, train, val=val, test=test, work=experiment.work,
-        participation=experiment.participation, seed=seed, **options,
-    )  # fmt: skip
+    if point is None:
+        return None
+    job = study.run(part, label, seed, point)
+    run, experiment = folder / "jobs" / job.key / "run", build(job.config)
     if has_personal(experiment.methods[label]):
-
-        def some(ids: np.ndarray) -> Any:
-            return jax.tree.map(lambda *leaves: np.stack(leaves), *[run.personal(int(i)) for i in ids])
-
-        return measure(experiment.task, None, some, train, test=test)
-    return measure(experiment.task, run.params, None, train, test=test)
+        return kept(run, label, seed)
+    model = run / "models" / f"{slug(label)}-seed{seed}.safetensors"
+    if not model.is_file():
+        return None
+    train, _, test = experiment.split(seed)
+    return measure(experiment.task, fedax.load_model(model).params, None, train, test=test)
 
 
 def by_client(methods: dict[str, Measured]) -> dict[str, Any]:
@@ -82,18 +79,17 @@ def by_client(methods: dict[str, Measured]) -> dict[str, Any]:
     return found
 
 
-def measured(study: Study, known: dict[str, Any]) -> None:
-    """Add what is missing, part by part and seed by seed."""
+def add(study: Study, folder: pathlib.Path, known: dict[str, Any]) -> None:
+    """Add what the folder has, part by part and seed by seed."""
     for name, part in study.parts.items():
-        if name == "heart-each" or any(study.choice(part, label)[0] is None for label in part.labels):
+        if name == "heart-each":
             continue
         for seed in seeds_of("run.seeds", part.config["run"]["seeds"]):
-            if str(seed) not in known.setdefault(name, {}):
-                known[name][str(seed)] = by_client(
-                    {label: at_clients(study, part, label, seed) for label in part.labels}
-                )
-                MEASURED.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            found = {label: at_clients(study, part, label, seed, folder) for label in part.labels}
+            if None not in found.values():
+                known.setdefault(name, {})[str(seed)] = by_client(found)
                 print(name, seed, flush=True)
+    MEASURED.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 # ---- the page
@@ -177,13 +173,13 @@ def write_page(study: Study, known: dict[str, Any]) -> None:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", action="store_true", help="only write the page anew")
-    given = parser.parse_args()
+    parser.add_argument("folder", type=pathlib.Path, nargs="?", help="of the study; default: only write the page anew")
+    folder = parser.parse_args().folder
     study = read_study("personal")
     study.results = results_of(HERE / "personal")
     known = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
-    if not given.page:
-        measured(study, known)
+    if folder is not None:
+        add(study, folder, known)
     write_page(study, known)
 
 
