@@ -70,7 +70,7 @@ def by_client(methods: dict[str, Measured]) -> dict[str, Any]:
         }
         for other in (BASE, "local only"):
             difference = paired([methods[other].rows["test_loss"]], [losses], [sizes])
-            known = np.isfinite(difference.low)
+            known = ~np.isnan(difference.low)
             figures[f"worse than {other}"] = float((difference.low[known] > 0).mean())
             figures[f"better than {other}"] = float((difference.high[known] < 0).mean())
         found[label] = {name: float(f"{value:.5g}") for name, value in figures.items()} | {"clients": len(sizes)}

@@ -260,3 +260,15 @@ def test_ifca_of_three_clusters_is_its_reference(cohorts):
         models.append(model_of(programs, state, index + 1))
     expected = reference_path(own.ifca, cohorts, lr=LR, clusters=3, starts=starts)
     np.testing.assert_allclose(models, expected[1:], atol=1e-10)
+
+
+def test_q_fedavg_stays_where_it_is_after_a_cohort_without_weight():
+    data = fedax.data.quadratics(clients=3, dimension=2, seed=1).with_weights(np.array([0.0, 0.5, 0.5]))
+    paths = [
+        fedax.simulate(
+            fedax.create("q-fedavg", lr=0.1), fedax.tasks.quadratic(2), data, rounds=len(cohorts),
+            participation=fedax.Trace(cohorts), work=fedax.Steps(2),
+        ).params
+        for cohorts in ([[1]], [[0], [1]])
+    ]  # fmt: skip
+    np.testing.assert_allclose(paths[1], paths[0], rtol=1e-6)

@@ -150,11 +150,12 @@ def test_fine_tuning_leaves_training_alone_and_ends_where_its_steps_lead(name):
     assert "turn_age" not in found.history
 
 
-def test_what_cannot_be_fine_tuned():
+def test_what_gives_clients_models_of_their_own_is_not_combined():
     tuned = fedax.FineTuned(fedax.create("fedavg", lr=0.1))
     for method, field in (
         (fedax.FineTuned(fedax.create("ditto")), "fine_tune"),
-        (part(tuned), "fine_tune"),
+        (part(tuned), "personal"),
+        (part(fedax.create("mr-mtl")), "personal"),
         (fedax.FineTuned(fedax.create("fedavg"), lr=-1.0), "lr"),
     ):
         with pytest.raises(ConfigError) as caught:

@@ -29,6 +29,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 MORE = {
     "scaffold-m-vr": {"method": "scaffold-m-vr", "cohort": "uniform"},  # warm-up
     "fedda-mvr": {"method": "fedda-mvr", "median": True, "guard": True},
+    "ditto": {"method": "ditto"},
 }
 PRIVATE = {"method": "scaffold", "private": True}
 CASES = {

@@ -63,11 +63,11 @@ def test_figures_of_unseen_clients_are_those_of_the_model_on_their_test_rows():
     np.testing.assert_allclose(found.history["unseen_loss"][-1], np.mean(residuals**2), rtol=1e-5)
 
 
-@pytest.mark.parametrize("turns", [0, 3])
-def test_own_models_of_unseen_clients_are_of_turns_from_the_newest_model(turns):
-    """MR-MTL of full batches: v ← v − η (∇F_i(v) + λ (v − x)), so many turns of τ steps from v = x."""
+@pytest.mark.parametrize(("turns", "rate"), [(0, 0.1), (3, 0.1), (3, fedax.Piecewise(0.1, {1: 1e-3}))])
+def test_own_models_of_unseen_clients_are_of_turns_from_the_newest_model(turns, rate):
+    """MR-MTL of full batches: v ← v − η (∇F_i(v) + λ (v − x)), so many turns of τ steps from v = x, at η of round 0."""
     split, lr, lam, steps = parts(data()), 0.1, 0.3, 4
-    found = run(fedax.create("mr-mtl", lr=lr, lam=lam), split, newcomer_turns=turns)
+    found = run(fedax.create("mr-mtl", lr=rate, lam=lam), split, newcomer_turns=turns)
     unseen, losses = split.train.unseen, []
     start = np.append(found.params["w"], found.params["b"]).astype(float)
     for i in range(2):
@@ -112,6 +112,13 @@ def test_shares_that_leave_no_client_here_or_there_are_refused(clients, field):
     with pytest.raises(ConfigError) as caught:
         parts(data(), clients=clients)
     assert caught.value.field == field
+
+
+def test_work_of_each_client_is_not_guessed_for_unseen_ones():
+    split = parts(data())
+    steps = fedax.Steps(list(range(1, split.train.num_clients + 1)))
+    with pytest.raises(ConfigError, match=r"work\.steps.*takes no part has none"):
+        run(fedax.create("mr-mtl"), split, work=steps)
 
 
 def test_unseen_clients_without_test_rows_are_refused():

@@ -9,10 +9,12 @@ if __name__ == "__main__":
 
 import jax
 import numpy as np
+import pytest
 
 import fedax
 from fedax._start import collect_rarely
 from fedax.engine import processes
+from fedax.errors import ConfigError
 from tests.engine.problem import DATA, MEASURED, UNEQUAL, federation, flat
 
 WORK = {"steps": fedax.Steps(3), "unequal": UNEQUAL}
@@ -48,6 +50,9 @@ def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
             clock=CLOCK,
             **more,
         )
+        if jax.process_count() > 1:  # each has the memory of its own clients alone
+            with pytest.raises(ConfigError, match="in one process"):
+                run.personal(0)
         columns = [name for name in run.history if name not in ("seconds", "bad_clients")]
         results[label] = {name: run.history[name].tolist() for name in columns}
         results[label]["times"] = [run.left_out.get(i, 0) for i in range(DATA.num_clients)]

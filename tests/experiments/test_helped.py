@@ -66,6 +66,14 @@ def test_intervals_are_those_of_the_paired_t_test():
             due = stats.ttest_rel(other[rows], one[rows]).confidence_interval(0.9)
             assert (found.low[i], found.high[i]) == pytest.approx((due.low, due.high))
     assert np.isnan(found.low[[1, 3]]).all() and np.isnan(found.high[[1, 3]]).all()
+    sizes, zeros = np.array([6, 5, 2, 1]), np.zeros(14)
+    found = paired([zeros], [np.repeat([0.5, 0.5, np.inf, np.inf], sizes)], [sizes])  # six alike: 2 / 2⁶ < .05
+    np.testing.assert_array_equal(found.low, [0.5, np.nan, np.inf, np.inf])
+    np.testing.assert_array_equal(found.high, found.low)
+    assert np.isnan(paired([zeros], [np.repeat([0.5, 0, 0, 0], sizes)], [sizes], 0.97).low[0])
+    both = np.repeat([np.inf, 1.0, 2.0, 3.0], sizes)
+    assert paired([both], [both], [sizes]).low[0] == 0  # both diverged there
+    sizes, one, other = np.array([5, 1, 40, 3]), *rng.normal(size=(2, 49))
     same = paired([one], [one * (1 + 1e-9)], [sizes])
     assert (same.mean == 0).all() and (same.low[[0, 2, 3]] == 0).all()
 
@@ -77,6 +85,56 @@ def test_rows_of_several_seeds_count_as_those_of_one():
     gap = (other - one).ravel()
     half = stats.t.ppf(0.975, 9) * gap.std(ddof=1) / np.sqrt(10)
     assert (found.mean[0], found.high[0]) == pytest.approx((gap.mean(), gap.mean() + half))
+    nothing, sizes = one[2][:0], [np.array([10])] * 2
+    twice = paired([*one[:2], nothing], [*other[:2], nothing], [*sizes, np.array([0])])  # the third has not this client
+    assert twice.high[0] == pytest.approx(paired([*one[:2]], [*other[:2]], sizes).high[0])
+
+
+def test_clients_whose_own_models_diverged_are_worse_off_and_the_run_ended_worse():
+    with pytest.warns(fedax.DivergedWarning, match="train_loss_personal"):
+        method = fedax.create("ditto", lr=0.1, personal_lr=1e9)
+        diverged = fedax.simulate(method, TASK, DATA, test=TEST, rounds=8, work=fedax.Steps(3))
+    assert diverged.status == "worse" and np.isfinite(diverged.history["train_loss"]).all()
+    found = baselines(diverged)
+    assert sorted(found.worse("local only")) == sorted(NAMES)
+    heads, rows = found.summary()
+    assert rows[0][heads.index("Test")] == "not finite"
+
+
+def test_personal_models_are_of_the_clients_of_these_names():
+    of = run("ditto", test=TEST)
+    there = np.array([2, 0, 1])
+    other = fedax.FederatedData.from_clients({DATA.name(i): DATA.client(i) for i in there})
+    found = fedax.baselines(of, other, val=VAL, test=TEST)
+    due = baselines(of)
+    for name, values in due.figures("own").items():
+        np.testing.assert_allclose(found.figures("own")[name], values[there], rtol=1e-6)
+    with pytest.raises(ConfigError, match="other names"):
+        fedax.baselines(of, part([20, 9], 0, NAMES[:2]), val=VAL, test=TEST)
+
+
+def test_a_part_of_a_model_is_what_the_baselines_train():
+    """The bias is trained neither by the run nor by them; and training alone begins where the run began."""
+    whole = fedax.tasks.linear_regression(2)
+    begun = {"w": np.full(2, 3.0, np.float32), "b": np.float32(0.7)}
+    task, alone = fedax.tasks.partial(whole, "w", begun), []
+    for trained, params in ((task, None), (whole, begun)):
+        method = fedax.create("fedavg", lr=0.1)
+        of = fedax.simulate(method, trained, DATA, params=params, rounds=8, work=fedax.Steps(3))
+        alone.append(baselines(of, lr=0.1).figures("local only")["test_loss"])
+    due = []
+    for name, rows in by_name(DATA).items():
+        held, of_w = by_name(TEST)[name], rows | {"y": rows["y"] - 0.7}
+        w = descended(of_w, begun["w"].astype(float), 0.1, 24)
+        due.append(np.mean(loss(w, held | {"y": held["y"] - 0.7})))
+    np.testing.assert_allclose(alone[0], due, rtol=1e-4)
+    assert np.abs(alone[1] - due).min() > 1e-3
+
+
+def test_passes_take_at_most_the_gradients_of_the_run():
+    data = fedax.FederatedData({"x": np.zeros((100, 1))}, [5] * 20)
+    assert clients.passes_of(200, data, 20) == 10 and clients.passes_of(219, data, 20) == 10  # 20 steps a pass, not 5
+    assert clients.passes_of(200, data, None) == 10 and clients.passes_of(3, data, None) == 1
 
 
 def test_both_baselines_are_gradient_descent_with_rate_and_passes_chosen_on_validation():
@@ -193,7 +251,7 @@ def test_a_run_folder_has_the_table_the_verdict_and_the_picture(done):
     assert "site1\\nlocal only" in page and "worse off" in page
 
 
-def test_personal_models_are_kept_as_figures(done):
+def test_personal_models_are_kept_as_figures(done, tmp_path):
     experiment, record = done
     found = helped.fine_tune(experiment, read(record.folder), "ditto")
     assert found.personal and found.rates == (0.03, 0.3, 3.0)
@@ -204,9 +262,37 @@ def test_personal_models_are_kept_as_figures(done):
         assert np.average(figures, weights=sizes) == pytest.approx(last, rel=1e-5)
         table = clients.tables(record, "ditto")[k]
         np.testing.assert_allclose(table.values["loss_personal"], figures, rtol=1e-6)
+    test = experiment.split(1)[2]
+    turned = fedax.FederatedData.from_clients({test.name(i): test.client(i) for i in (1, 0)})
+    params, place = fedax.load_model(record.folder / "models/ditto-seed1.safetensors").params, tmp_path / "x"
+    own = helped.kept(record.folder, "ditto", 1)
+    (place / "clients").mkdir(parents=True)
+    clients.add_table(experiment, place, "ditto", 1, params, turned, None, own, ["site0", "site1"])
+    again = clients.read_table(clients.table_path(place, "ditto", 1))
+    for name, values in table.values.items():  # by name, in any order of the test part
+        np.testing.assert_allclose(again.values[name][::-1], values, rtol=1e-5, err_msg=name)
     assert {each["label"] for each, _ in helped.found_in(record)} >= {"ditto"}
     page = render([read(record.folder)])
     assert "Does ditto help each client?" in page and "ditto, own model against ditto, shared model" in page
+
+
+def test_figures_are_joined_by_name_where_each_seed_leaves_out_another_client(tmp_path):
+    rules = [(1, 0), (-1, 0.2), (0.3, 1), (1, 1)]
+    config = {
+        "data": sites(tmp_path / "sites", rules, 40) | {"split": {"val": 0.2, "test": 0.3, "clients": "each"}},
+        "run": {"rounds": 2, "batch_size": 20},
+        "methods": [{"name": "ditto", "lr": 0.3}, {"name": "fedavg", "lr": 0.3}],
+    }
+    experiment = build(config)
+    record = execute(experiment, new_folder(tmp_path / "run", "run"))
+    for label in ("ditto", "fedavg"):
+        table = helped.fine_tune(experiment, record, label, [0.3]).client_table()
+        assert sorted(table.names) == [f"site{k}" for k in range(4)]
+        of_runs = clients.tables(record, label)
+        for name, value in zip(table.names, table.values["loss"], strict=True):
+            column = "loss_personal" if label == "ditto" else "loss"
+            ends = [each.values[column][each.names.index(name)] for each in of_runs if name in each.names]
+            assert len(ends) == 3 and value == pytest.approx(np.mean(ends), rel=1e-5)
 
 
 def test_what_is_damaged_or_missing_is_said(done, tmp_path):

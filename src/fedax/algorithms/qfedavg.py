@@ -69,7 +69,7 @@ class QFedAvg(LocalMethod):
         return QFedAvgUpload(loss**self.q * d, h), memory
 
     def server(self, server: Vector, mean: QFedAvgUpload, round: Round) -> Vector:
-        return server + mean.u / mean.h
+        return server + mean.u / jnp.where(mean.h > 0, mean.h, 1)  # 0: a cohort without weight
 
     def model(self, server: Vector) -> Vector:
         return server

@@ -159,10 +159,9 @@ class PersonalPart(Layer):
 
     def validate(self) -> None:
         check(self)
-        if isinstance(self.inner, FineTuned):
-            raise ConfigError(
-                "fine_tune", f"lr {self.inner.lr}", "clients keep a part of the model: leave one of them out"
-            )
+        if has_personal(self.inner):
+            hint = "its method gives clients models of their own already: leave one of the two out"
+            raise ConfigError("personal", self.leaves, hint)
         if not self.leaves:
             raise ConfigError("leaves", self.leaves, 'name the leaves that each client keeps, such as "head.*"')
         if self.order == "together" and not isinstance(self.inner, SendsItsUpdate):

@@ -175,7 +175,9 @@ class RunInProgress:
         state, params = self.result
         models = None
         if state is not None:
-            if self.job.evaluation.personal is not None and self.job.memory != "nodes":
+            # Of several processes each has the memory of its own clients alone.
+            here = self.job.memory != "nodes" and processes.count() == 1
+            if self.job.evaluation.personal is not None and here:
                 models = PersonalModels(self.job, state, int(self.history.rows[-1]["round"]))
             state = self.job.of_method(state._replace(exclusions=self.with_missed(state.exclusions)))
         rows, arrivals = self.history.rows, None

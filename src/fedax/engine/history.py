@@ -123,7 +123,7 @@ class Run:
         """
         if self._models is None:
             hint = "personal models are those of a run of ditto, mr-mtl, ifca, ... by fedax.simulate to its end"
-            hint += "; those of real clients stay at their nodes, in their folders models"
+            hint += ", in one process; those of real clients stay at their nodes, in their folders models"
             raise ConfigError("run.personal", client, hint)
         return self._models.of(client)
 
@@ -283,8 +283,8 @@ def tidy(runs: Iterable[tuple[Mapping[str, Unknown], Mapping[str, np.ndarray]]])
 def ended_worse(objective: Sequence[float] | np.ndarray) -> bool:
     """Whether a run ended worse than it began, by more than noise.
 
-    That is by more than one percent of the first value; and where one of the last evaluations (a tenth of all, at least
-    three) is not above the first, also by more than their standard deviation.
+    That is if it is not finite; or by more than one percent of the first value, and where one of the last evaluations
+    (a tenth of all, at least three) is not above the first, also by more than their standard deviation.
 
     Args:
         objective: at each evaluation, the first at round 0.
@@ -294,6 +294,8 @@ def ended_worse(objective: Sequence[float] | np.ndarray) -> bool:
         (True, False, False)
     """
     values = np.asarray(objective, float)
+    if not np.isfinite(values[-1]):  # of clients' own models, say, where the shared one did not diverge
+        return True
     first, last, tail = values[0], values[-1], values[1:][-tail_of(len(values)) :]
     with np.errstate(all="ignore"):  # numbers near the largest there are
         noise = float(np.std(tail, ddof=1)) if tail.size > 1 and tail.min() <= first else 0.0

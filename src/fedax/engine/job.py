@@ -35,12 +35,16 @@ class Origin(NamedTuple):
         example: the form of one example, a pytree of ``jax.ShapeDtypeStruct``.
         labels: what the classes are called, in the order of the outputs; ``None``: by their numbers, or there are none.
         transform: makes examples of tables; ``None`` where they were no tables.
+        trained: the task that was trained, if only a part of the user's own.
+        params: the model that the run was told to begin at.
     """
 
     task: Task
     example: Tree
     labels: tuple[str | int, ...] | None
     transform: Unknown
+    trained: Task | None = None
+    params: Tree = None
 
 
 class EvaluationPlan(NamedTuple):

@@ -374,7 +374,9 @@ def bind(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> Job:
         min_heard=checked.min_heard,
         seed=asked.seed,
         form=asked.shared.once("form", whole.form, whole),
-        origin=Origin(whole.entire, census.example, names_of_classes(census, here), census.transform),
+        origin=Origin(
+            whole.entire, census.example, names_of_classes(census, here), census.transform, whole, asked.params
+        ),
         ledger=traced.ledger,
         spent=traced.rounds < int(asked.rounds),
         pacing=paced,
@@ -463,6 +465,10 @@ def _unseen(checked: CheckedInput, planned: PlannedRun) -> Job | None:
     if asked.pace is not None:
         hint = "a server that does not wait does not measure personal models of clients that take no part"
         raise ConfigError("pace", asked.pace, hint)
+    numbers = next((name for name in ("steps", "speed") if np.ndim(getattr(asked.work, name, 0))), None)
+    if numbers is not None or isinstance(asked.work, Deadline):
+        hint = "a client that takes no part has none of its own: give all clients the same steps or epochs"
+        raise ConfigError(f"work.{numbers or 'deadline'}", "one for each client", hint)
     given = {name: getattr(asked, name) for name in ("work", "batch_size", "params", "newcomer_turns", "seed")}
     given |= {"rounds": 0, "train_loss": "none", "test": data.unseen.test}
     return make_job(asked.algorithm, asked.task, data.unseen.train, **given)

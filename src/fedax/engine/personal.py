@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -32,7 +32,7 @@ from fedax.engine.loop import (
 from fedax.engine.memory import ClientMemory
 from fedax.engine.plan import RunPlan
 from fedax.engine.turns import LastTurn, PersonalPlan, Turned
-from fedax.errors import unknown
+from fedax.errors import ConfigError, unknown
 from fedax.federation.participation import Full
 from fedax.metrics.base import HostMetric, Metric
 from fedax.numbers import check_count
@@ -157,7 +157,7 @@ def _evaluated(
     block = _block(loss, fed.examples, plan.max_size) if train else 0
 
     def look(v: Vector, h: Tree, task: Task, last: Array, client: Clients, shared: SharedInputs) -> Evaluated:
-        (_, held, _), examples = shared.download, shared.fed.examples
+        (_, held, *_), examples = shared.download, shared.fed.examples
         mean = None
         if train:
             loss = functools.partial(_loss, task, v)
@@ -169,7 +169,7 @@ def _evaluated(
         }
         return Evaluated(mean, parts, last)
 
-    shared = SharedInputs(resolve(hyper.method, index), Wire(), (server, held, turns), fed, key, index)
+    shared = _inputs(hyper, (server, held, turns), fed, key, index)
     found: Evaluated = _looked(look, shared, memory, who, plan)
     return found
 
@@ -180,8 +180,14 @@ def _models(
     *, plan: RunPlan,
 ) -> Tree:  # fmt: skip
     """The own models of some clients, pytrees of leaves [S, ...], and the parts of the model that they keep."""
-    shared = SharedInputs(resolve(hyper.method, index), Wire(), (server, {}, turns), fed, key, index)
+    shared = _inputs(hyper, (server, {}, turns), fed, key, index)
     return _looked(lambda v, h, *_: (v.tree, h), shared, memory, who, plan)
+
+
+def _inputs(hyper: Hyper, of: tuple[Tree, Tree, Number], fed: Federation, key: Array, index: Number) -> SharedInputs:
+    """What all clients' own models are made of: ``of`` is the server's state, held-out examples, newcomers' turns."""
+    begun = inner(resolve(hyper.method, 0))  # of turns: a rate that falls would leave later newcomers where they are
+    return SharedInputs(resolve(hyper.method, index), Wire(), (*of, begun), fed, key, index)
 
 
 def _looked(look: Callable[..., Tree], shared: SharedInputs, memory: Tree, who: Clients, plan: RunPlan) -> Tree:
@@ -197,7 +203,7 @@ def _looked(look: Callable[..., Tree], shared: SharedInputs, memory: Tree, who: 
 def _client(
     look: Callable[..., Tree], plan: RunPlan, shared: SharedInputs, memory: Tree, client: Clients
 ) -> tuple[Tree, ClientResult, Counters]:
-    server, _, turns = shared.download
+    server, _, turns, begun = shared.download
     turned, method = _turned_memory(shared.method, memory), inner(shared.method)
     model = method.model(server)
     new = turned.last < 0
@@ -210,10 +216,10 @@ def _client(
         key = own_key(number)
         alone = Clients(*(leaf[None] for leaf in client))
         alone = alone._replace(weights=jnp.ones_like(alone.weights), data_weights=jnp.ones_like(alone.data_weights))
-        state, every = server, method.exchanges()
+        state, every = server, begun.exchanges()
         for place, exchange in enumerate(every):
             oracle = oracle_of(client, shared.fed, exchange_key(key, place), shared.index, plan)
-            upload, own = exchange.client(decoded((exchange.download or method.download)(state)), own, oracle)
+            upload, own = exchange.client(decoded((exchange.download or begun.download)(state)), own, oracle)
             if exchange.server is not None and place < len(every) - 1:
                 round_ = round_of(alone, shared.index, key, plan)
                 state = exchange.server(state, without_marks(decoded(upload)), round_)
@@ -240,6 +246,18 @@ class PersonalModels:
     def names(self) -> list[str]:
         """The clients' names, or their numbers."""
         return [*(self._job.census.names or map(str, range(self._job.plan.num_clients)))]
+
+    def numbers(self, names: Sequence[str]) -> np.ndarray:
+        """The run's numbers of all its clients, in the order of these names, [N].
+
+        Raises:
+            ConfigError: these are other clients.
+        """
+        own = self._job.census.names or tuple(f"client {i}" for i in range(self._job.plan.num_clients))
+        if sorted(names) != sorted(own):
+            raise ConfigError("data", f"{len(names)} clients", "give the data of the run: its clients have other names")
+        places = {name: number for number, name in enumerate(own)}
+        return np.array([places[name] for name in names])
 
     def of(self, client: int | str) -> Tree:
         """The model of a client, by number or name.

@@ -4,6 +4,7 @@ The first is the baseline *local only*, the second the shared model *fine-tuned*
 method, so that it runs on every place, nodes included.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 import fedax
+from fedax.columns import better
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.local import local_steps
 from fedax.contract.vector import Vector
@@ -89,9 +91,10 @@ class Measured(NamedTuple):
 
     Attributes:
         sizes: part of the data, "train", "val" or "test" -> [N] how many examples each client has there.
-        figures: such as ``test_auc`` -> [N] at each client; not-a-number where it is not defined, or the model is not
-            finite. Metrics that are no means over examples are there of test examples alone.
-        rows: such as ``test_loss`` -> [n] at each held-out example, client after client.
+        figures: such as ``test_auc`` -> [N] at each client; not-a-number where it is not defined. Where the loss is not
+            finite, as of a model that diverged, each is the worst that there could be: ∞, or −∞ where higher is better.
+            Metrics that are no means over examples are there of test examples alone.
+        rows: such as ``test_loss`` -> [n] at each held-out example, client after client; ∞ and −∞ as above.
     """
 
     sizes: dict[str, np.ndarray]
@@ -125,11 +128,16 @@ def measure(
             held = fedax.FederatedData(examples, held.sizes[at], _finite=True)
         some = None if models is None else lambda each, ids=ids: models(ids[each])
         columns, each = by_client.measured(task.trained, params, held, some, whole=part == "test")
-        finite = np.isfinite(columns["loss"])
+        failed = (held.sizes > 0) & ~np.isfinite(columns["loss"])
         found.sizes[part] = np.zeros(data.num_clients, int)
         found.sizes[part][ids] = held.sizes
         for name, values in columns.items():
             found.figures[f"{part}_{name}"] = np.full(data.num_clients, np.nan)
-            found.figures[f"{part}_{name}"][ids] = np.where(finite, values, np.nan)
-        found.rows.update({f"{part}_{name}": values for name, values in each.items() if part != "train"})
+            found.figures[f"{part}_{name}"][ids] = np.where(failed, _worst(name), values)
+        for name, values in each.items() if part != "train" else ():
+            found.rows[f"{part}_{name}"] = np.where(np.repeat(failed, held.sizes), _worst(name), values)
     return found
+
+
+def _worst(figure: str) -> float:
+    return {"lower": math.inf, "higher": -math.inf}.get(str(better(f"test_{figure}")), math.nan)

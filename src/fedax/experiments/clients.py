@@ -85,7 +85,7 @@ def write_table(path: Path, table: ClientTable) -> None:
     rows.writerow(["name", "n", "arrivals"][: 1 + len(whole)] + list(table.values))
     for i, (name, *numbers) in enumerate(zip(table.names, *whole, strict=True)):
         figures = [float(values[i]) for values in table.values.values()]
-        texts = [f"{value:.9g}" if math.isfinite(value) else "" for value in figures]
+        texts = ["" if math.isnan(value) else f"{value:.9g}" for value in figures]
         rows.writerow([cell(name), *map(int, numbers), *texts])
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, text.getvalue())
@@ -196,6 +196,7 @@ def add_table(
     test: Any,
     arrivals: np.ndarray | None = None,
     personal: Measured | None = None,
+    names: Sequence[str] = (),
 ) -> None:
     """Write the table of a finished run.
 
@@ -205,6 +206,7 @@ def add_table(
         test: the test examples by client, or ``None`` if they are at nodes.
         arrivals: [N] as of :attr:`fedax.engine.history.Run.arrivals`.
         personal: how the clients' own models do, where the method has them and it is known.
+        names: of the clients, in its order.
     """
     if personal is None and has_personal(experiment.methods[label]):
         what = "how its clients' own models do at each client is not known here, so no figures of clients are shown"
@@ -214,9 +216,11 @@ def add_table(
         return
     table = _evaluated(experiment, params, test)
     if personal is not None:
-        there = np.flatnonzero(personal.sizes["test"])
-        own = {name: each[there] for name, each in personal.figures.items() if name.startswith("test_")}
-        table.values.update({f"{name.removeprefix('test_')}{PERSONAL}": each for name, each in own.items()})
+        places = {name: number for number, name in enumerate(names)}
+        at = np.array([places.get(name, -1) for name in table.names])
+        own = {name: np.where(at < 0, np.nan, each[at]) for name, each in personal.figures.items()}
+        own = {name.removeprefix("test_"): each for name, each in own.items() if name.startswith("test_")}
+        table.values.update({f"{name}{PERSONAL}": each for name, each in own.items()})
     write_table(table_path(folder, label, seed), table._replace(arrivals=arrivals))
 
 
@@ -351,9 +355,8 @@ def _passes(experiment: Experiment, folder: Path, seed: int) -> int:
 
 
 def passes_of(gradients: int, data: Any, batch_size: int | None) -> int:
-    """How many passes over the data of all clients take so many gradients of minibatches, at least one."""
-    of_a_pass = data.num_clients if batch_size is None else int(data.sizes.sum()) / batch_size
-    return max(1, round(gradients / of_a_pass))
+    """How many passes over the data of all clients take at most so many gradients of minibatches; at least one."""
+    return max(1, gradients // int(fedax.Epochs(1).usual(data.sizes, batch_size).sum()))
 
 
 def baseline_rates(config: Mapping[str, Any]) -> list[float]:

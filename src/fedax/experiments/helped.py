@@ -174,17 +174,17 @@ class Baselines:
         sizes = _mean([each.measured[OWN].sizes["test"].astype(float) for each in self.seeds])
         for kind, name in self.kinds().items():
             of = self.figures(kind)
-            there = np.flatnonzero((sizes > 0) & np.isfinite(of[self.column]))
+            there = np.flatnonzero((sizes > 0) & ~np.isnan(of[self.column]))
             values, cells = of[self.column][there], []
             if not len(there):
                 rows.append([name, *["–"] * 6])
                 continue
             worst = np.sort(self.sign * values)[::-1][: math.ceil(len(there) / 10)]
-            spread = float(np.std(values, ddof=1)) if len(there) > 1 else math.nan
+            spread = float(np.std(values, ddof=1)) if len(there) > 1 and np.isfinite(values).all() else math.nan
             cells += [float(np.nanmean(of[f"{part}_{self.figure}"])) for part in ("train", "val")]
             cells += [float(values.mean()), float(np.average(values, weights=sizes[there])), spread]
             cells += [self.sign * float(worst.mean())]
-            rows.append([name, *(show(self.column, each) if math.isfinite(each) else "–" for each in cells)])
+            rows.append([name, *("–" if math.isnan(each) else show(self.column, each) for each in cells)])
         heads = ["Model", f"Train {label}", "Validation", "Test", "Test, over rows", "Spread", "Worst tenth"]
         return heads, rows
 
@@ -193,7 +193,7 @@ class Baselines:
         said = []
         for kind, name in ((LOCAL_ONLY, "training alone"), (TUNED, "the shared model fine-tuned")):
             sides, found = self.side(kind), self.against(kind)
-            worse, known = self.worse(kind), int(np.isfinite(found.low).sum())
+            worse, known = self.worse(kind), int((~np.isnan(found.low)).sum())
             be = "is" if len(worse) == 1 else "are"
             names = ", ".join(worse[:_NAMED]) + f" and {len(worse) - _NAMED} more" * (len(worse) > _NAMED)
             text = f"Against {name}: {len(worse)} of {known} clients {be} worse off{f' ({names})' if worse else ''}, "
@@ -301,13 +301,13 @@ def baselines(
     for name, held in (("data", data), ("val", val), ("test", test)):
         if not isinstance(held, fedax.FederatedData):
             raise ConfigError(name, held, "give examples by client, as a fedax.FederatedData")
-    task = run._origin.task
+    task = run._origin.trained or run._origin.task
     own = _own(whole_task(task), run, data, val, test)
     each = lr if isinstance(lr, Sequence) else (lr,)
     rates = tuple(check_number("lr", rate, 0, open_low=True, fixed=True) for rate in each)
     most = passes_of(int(run.history["gradients"][-1]), data, batch_size)
     options = {"batch_size": batch_size, "seed": seed}
-    found = _of_seed(task, run.params, None, own, data, val, test, rates, most, options)
+    found = _of_seed(task, run.params, run._origin.params, own, data, val, test, rates, most, options)
     names = [data.name(i) for i in range(data.num_clients)]
     private = run.public_columns is not None
     return _checked(Baselines("run", names, figure, run._models is not None, rates, (found,), private))
@@ -315,7 +315,8 @@ def baselines(
 
 def _own(task: fedax.Task, run: Run, data: Any, val: Any, test: Any) -> Measured:
     if run._models is not None:
-        return measure(task, None, run._models.some, data, train=data, val=val, test=test)
+        models, ids = run._models, run._models.numbers([data.name(i) for i in range(data.num_clients)])
+        return measure(task, None, lambda some: models.some(ids[some]), data, train=data, val=val, test=test)
     if not clients.finite_model(run.params):
         raise ConfigError("run", run.status, "its model is not finite: lower its learning rate, and run it again")
     return measure(task, run.params, None, data, train=data, val=val, test=test)
@@ -441,7 +442,8 @@ def fine_tune(experiment: Experiment, record: Record, label: str, rates: Sequenc
     if rates is None:
         known = isinstance(lr, int | float) and not isinstance(lr, bool)
         rates = [float(f"{factor * lr:.4g}") for factor in _FACTORS] if known else [0.01, 0.1, 1.0]
-    personal, seeds, form = has_personal(experiment.methods[label]), [], experiment.task.entire.form()
+    personal, form = has_personal(experiment.methods[label]), experiment.task.entire.form()
+    by_names: dict[tuple[tuple[str, ...], int], OfSeed] = {}
     run = config["run"]
     for each in record.of(label):
         path = model_path(folder, label, each.seed)
@@ -465,16 +467,34 @@ def fine_tune(experiment: Experiment, record: Record, label: str, rates: Sequenc
                 own = measure(whole_task(experiment.task), params, None, data, train=data, val=val, test=test)
             initial = experiment.options.get("params")
             given = experiment.task, params, initial, own, data, val, test, rates, most, options
-            seeds.append(_of_seed(*given))
-    if not seeds:
+            by_names[tuple(data.name(i) for i in range(data.num_clients)), each.seed] = _of_seed(*given)
+    if not by_names:
         raise ConfigError("method", label, "no seed of it has a finished, finite model")
-    names = [data.name(i) for i in range(data.num_clients)]
+    names = list(dict.fromkeys(name for of, _ in by_names for name in of))  # a seed may leave clients out
+    seeds = [_ordered(found, of, names) for (of, _), found in by_names.items()]
     judged = run.get("judge", "").removeprefix("test_").removesuffix(PERSONAL)
     figure = judged if judged in _measures(seeds[0]) and better(f"test_{judged}") is not None else "loss"
     private = config.get("privacy") is not None
     found = Baselines(label, names, figure, personal, tuple(rates), tuple(seeds), private)
     _write(folder, found)
     return found
+
+
+def _ordered(seed: OfSeed, of: Sequence[str], names: Sequence[str]) -> OfSeed:
+    """What was found of clients in another order, of which some may be missing."""
+    places = {name: number for number, name in enumerate(of)}
+    at = np.array([places.get(name, -1) for name in names])
+
+    def ordered(found: Measured) -> Measured:
+        sizes = {part: np.where(at < 0, 0, each[at]) for part, each in found.sizes.items()}
+        figures = {name: np.where(at < 0, np.nan, each[at]) for name, each in found.figures.items()}
+        rows = {}
+        for name, values in found.rows.items():
+            apart = np.split(values, np.cumsum(found.sizes[name.partition("_")[0]])[:-1])
+            rows[name] = np.concatenate([apart[i] for i in at if i >= 0])
+        return Measured(sizes, figures, rows)
+
+    return seed._replace(measured={kind: ordered(each) for kind, each in seed.measured.items()})
 
 
 def _measures(seed: OfSeed) -> list[str]:

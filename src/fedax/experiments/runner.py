@@ -291,7 +291,8 @@ class _Execution:
         save_run(run, path, of=said(folder, path), threshold=classes.threshold_of(found))
         personal = helped.keep(experiment, folder, label, seed, run, (data, val, test))
         if measured_by_client(experiment) and clients.finite_model(run.params):
-            clients.add_table(experiment, folder, label, seed, run.params, test, run.arrivals, personal)
+            names = () if personal is None else [data.name(i) for i in range(data.num_clients)]
+            clients.add_table(experiment, folder, label, seed, run.params, test, run.arrivals, personal, names)
         examples.add(experiment, folder, label, seed, run.params)
 
     def at_nodes(self, batches: Sequence[Sequence[tuple[str, int]]]) -> None:
