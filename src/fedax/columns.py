@@ -277,14 +277,19 @@ def deciding(column: str, names: Collection[str]) -> str:
 
 
 def measures(names: Collection[str]) -> list[str]:
-    """The columns that measure the model, in the order of a table: first test metrics of the task.
+    """The columns that measure the model, in the order of a table: first those of personal models, then test metrics of
+    the task.
 
     Example:
         >>> measures(["round", "train_loss", "test_loss", "test_accuracy", "seconds"])
         ['test_accuracy', 'test_loss', 'train_loss']
     """
     measured = [name for name in names if describe(name).kind == "measure"]
-    return sorted(measured, key=lambda name: (_PLACES.get(name, -1), name.startswith("val_")))
+
+    def place(name: str) -> tuple[bool, int, bool]:
+        return not name.endswith(PERSONAL), _PLACES.get(name.removesuffix(PERSONAL), -1), name.startswith("val_")
+
+    return sorted(measured, key=place)
 
 
 def shown(names: Iterable[str], decides: str | None = None) -> list[str]:

@@ -113,6 +113,8 @@ def test_new_clients_train_their_head_alone():
 def test_bad_parts_are_named():
     with pytest.raises(ConfigError, match=r"leaves = 'tail'.*body, head"):
         run(PersonalPart(fedax.create("fedavg"), "tail"), 1)
+    with pytest.raises(ConfigError, match=r"leaves = 'haed'.*body, head"):
+        run(PersonalPart(fedax.create("fedavg"), ["head", "haed"]), 1)
     with pytest.raises(ConfigError, match=r"leaves = '\*'.*nothing would be shared"):
         run(PersonalPart(fedax.create("fedavg"), "*"), 1)
     with pytest.raises(ConfigError, match=r"order = 'together'.*first"):
@@ -161,6 +163,12 @@ def test_what_gives_clients_models_of_their_own_is_not_combined():
         with pytest.raises(ConfigError) as caught:
             run(method, 1)
         assert caught.value.field == field
+
+
+def test_a_fine_tuned_model_that_is_not_finite_is_said():
+    with pytest.warns(fedax.DivergedWarning, match="own models are not finite.*_personal"):
+        found = run(fedax.FineTuned(fedax.create("fedavg", lr=0.1), lr=1e20, steps=30), 2)
+    assert found.status == "worse" and np.isfinite(found.history["train_loss"]).all()
 
 
 def test_a_fine_tuned_model_takes_no_turns_whatever_its_companions_take():

@@ -9,7 +9,7 @@ from scipy import stats
 
 import fedax
 from fedax.errors import ConfigError, DataError
-from fedax.experiments import build, clients, execute, helped, new_folder, read
+from fedax.experiments import build, classes, clients, execute, helped, new_folder, read
 from fedax.experiments.report.page import render
 from fedax.experiments.statistics import paired
 from tests.experiments import run_cli
@@ -109,8 +109,8 @@ def test_personal_models_are_of_the_clients_of_these_names():
     due = baselines(of)
     for name, values in due.figures("own").items():
         np.testing.assert_allclose(found.figures("own")[name], values[there], rtol=1e-6)
-    with pytest.raises(ConfigError, match="other names"):
-        fedax.baselines(of, part([20, 9], 0, NAMES[:2]), val=VAL, test=TEST)
+    with pytest.raises(ConfigError, match="client = 'client 0'"):
+        fedax.baselines(of, fedax.FederatedData(DATA.examples, DATA.sizes), val=VAL, test=TEST)
 
 
 def test_a_part_of_a_model_is_what_the_baselines_train():
@@ -274,6 +274,18 @@ def test_personal_models_are_kept_as_figures(done, tmp_path):
     assert {each["label"] for each, _ in helped.found_in(record)} >= {"ditto"}
     page = render([read(record.folder)])
     assert "Does ditto help each client?" in page and "ditto, own model against ditto, shared model" in page
+
+
+def test_decisions_are_of_the_models_that_clients_get(done):
+    _, record = done
+    for label, column in (("fedavg", "test_accuracy"), ("ditto", "test_accuracy_personal")):
+        for seed in (0, 1):
+            found = classes.read(record.folder, label, seed)
+            scores, labels = found.bins[0].sum(), found.confusion.sum()
+            assert scores == labels
+            if label == "ditto":  # clients' labels follow opposite rules: no shared model decides as well
+                assert np.trace(found.confusion) / labels > 0.8 > record.of(label)[seed].history["test_accuracy"][-1]
+            assert abs(np.trace(found.confusion) / labels - record.of(label)[seed].history[column][-1]) < 0.15
 
 
 def test_figures_are_joined_by_name_where_each_seed_leaves_out_another_client(tmp_path):

@@ -150,7 +150,7 @@ class IFCA(LocalMethod):
 
     Args:
         lr: η > 0.
-        clusters: C ≥ 1, at most as many as there are clients; 1 is FedAvg.
+        clusters: C ≥ 1; 1 is FedAvg. Of more than there are clients the rest begin where the task does.
 
     Source: Ghosh et al. 2020, Algorithm 1 with model averaging (option II). The start is one of those of its authors.
 

@@ -69,7 +69,8 @@ class QFedAvg(LocalMethod):
         return QFedAvgUpload(loss**self.q * d, h), memory
 
     def server(self, server: Vector, mean: QFedAvgUpload, round: Round) -> Vector:
-        return server + mean.u / jnp.where(mean.h > 0, mean.h, 1)  # 0: a cohort without weight
+        heard = jnp.sum(round.weights) > 0  # else both are 0
+        return server + mean.u / jnp.where(heard, mean.h, 1)
 
     def model(self, server: Vector) -> Vector:
         return server

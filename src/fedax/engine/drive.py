@@ -159,6 +159,11 @@ class RunInProgress:
             name = judge if self.public is not None or str(judge).endswith(PERSONAL) else "objective"
             text = f"the run ended worse than it began: its {name} was {values[0]:.4g}, is {values[-1]:.4g}"
             return f"{text}; try a smaller learning rate", DivergedWarning
+        own = next((name for name in last if name.endswith(f"_loss{PERSONAL}") and not np.isfinite(last[name])), None)
+        if self.status == "finished" and own is not None and self.public is None:
+            self.status = "worse"
+            text = f"clients' own models are not finite: {own} is {last[own]}"
+            return f"{text}; try a smaller learning rate", DivergedWarning
         if self.status == "diverged":
             name = next(name for name in (*TRAIN, "val_loss", "test_loss") if name in last)
             label = describe(name).label.lower().replace("train ", "training ")

@@ -440,6 +440,12 @@ def _personal(checked: CheckedInput, planned: PlannedRun) -> PersonalPlan | None
         return PersonalPlan(turns, dict.fromkeys(at_nodes))
     names = [data.name(i) for i in range(data.num_clients)]
     found = {part: own_rows(held, names) for part, held in parts.items()}
+    for part, held in parts.items():
+        of = [held.name(i) for i, n in enumerate(held.sizes) if n] if isinstance(held, FederatedData) else []
+        others = sorted({*of} - {*names})
+        if others and found[part] is not None:  # methods without personal models would be judged by more rows
+            hint = "is in no training data, so that it has no model of its own: leave its rows out, or leave the client"
+            raise ConfigError(part, others[0], f"{hint} out of training by fedax.data.split(data, clients=...)")
     return PersonalPlan(turns, {part: rows for part, rows in found.items() if rows is not None})
 
 

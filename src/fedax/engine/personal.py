@@ -32,7 +32,7 @@ from fedax.engine.loop import (
 from fedax.engine.memory import ClientMemory
 from fedax.engine.plan import RunPlan
 from fedax.engine.turns import LastTurn, PersonalPlan, Turned
-from fedax.errors import ConfigError, unknown
+from fedax.errors import unknown
 from fedax.federation.participation import Full
 from fedax.metrics.base import HostMetric, Metric
 from fedax.numbers import check_count
@@ -248,16 +248,20 @@ class PersonalModels:
         return [*(self._job.census.names or map(str, range(self._job.plan.num_clients)))]
 
     def numbers(self, names: Sequence[str]) -> np.ndarray:
-        """The run's numbers of all its clients, in the order of these names, [N].
+        """The numbers of clients, by the names that :meth:`fedax.FederatedData.name` gives them, [S].
 
         Raises:
-            ConfigError: these are other clients.
+            ConfigError: the run has no such client.
         """
-        own = self._job.census.names or tuple(f"client {i}" for i in range(self._job.plan.num_clients))
-        if sorted(names) != sorted(own):
-            raise ConfigError("data", f"{len(names)} clients", "give the data of the run: its clients have other names")
+        own = self._job.census.names or [f"client {i}" for i in range(self._job.plan.num_clients)]
         places = {name: number for number, name in enumerate(own)}
+        if others := [name for name in names if name not in places]:
+            raise unknown("client", others[0], own)
         return np.array([places[name] for name in names])
+
+    def named(self, client: str) -> Tree:
+        """The model of a client, by such a name."""
+        return self.of(int(self.numbers([client])[0]))
 
     def of(self, client: int | str) -> Tree:
         """The model of a client, by number or name.

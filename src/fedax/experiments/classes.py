@@ -6,7 +6,7 @@ of all clients together. Recall, precision and calibration are those of the test
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 import safetensors
 
 import fedax
+from fedax.contract.personal import has_personal
 from fedax.engine.checkpoint import write_tensors
 from fedax.engine.devices import in_precision
 from fedax.engine.saved import Model, read_model
@@ -134,7 +135,12 @@ def of_outputs(outputs: np.ndarray, y: np.ndarray) -> Decisions:
 
 
 def decided(
-    experiment: Experiment, params: Any, val: Any, test: Any, counts: Mapping[str, Any] | None = None
+    experiment: Experiment,
+    params: Any,
+    val: Any,
+    test: Any,
+    counts: Mapping[str, Any] | None = None,
+    own: Callable[[str], Any] | None = None,
 ) -> Decisions | None:
     """The decisions of a model; ``None``: its task or data have none, or what they are made of may not be known.
 
@@ -143,6 +149,7 @@ def decided(
         params: the model.
         val, test: the held-out examples of the run, where they are here.
         counts: of AUC, by part, where they are at nodes.
+        own: the model of each client, by name, that decides for it in place of ``params``.
     """
     task = whole_task(experiment.task)
     if not _has_classes(experiment) or not finite_model(params):
@@ -158,7 +165,11 @@ def decided(
             continue
         examples = held.examples if isinstance(held, fedax.FederatedData) else held
         with in_precision(experiment.config["run"].get("precision")), np.errstate(all="ignore"):
-            outputs = Model(task, params).outputs(examples)
+            if own is None:
+                outputs = Model(task, params).outputs(examples)
+            else:
+                there = np.flatnonzero(held.sizes)
+                outputs = np.concatenate([Model(task, own(held.name(i))).outputs(held.client(i)) for i in there])
         y = fitting(np.asarray(examples["y"]), outputs)
         if not of_two(outputs, y):
             return of_outputs(outputs, y) if part == "test" else None
@@ -203,7 +214,12 @@ def write(experiment: Experiment, folder: Path, label: str, seed: int, found: De
 
 
 def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
-    """Write the decisions of a finished run anew if they are missing or damaged, and its examples are here."""
+    """Write the decisions of a finished run anew if they are missing or damaged, and its examples are here.
+
+    Not of a method with personal models, which are gone with the run.
+    """
+    if has_personal(experiment.methods[label]):
+        return
     if experiment.fleet is not None or not _has_classes(experiment) or read(folder, label, seed) is not None:
         return
     if (path := path_of(folder, label, seed)).exists():

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import describe, show
+from fedax.columns import PERSONAL, describe, show
 from fedax.data import Overview
 from fedax.experiments.config.sections import PYTHON
 from fedax.experiments.runs import Record
-from fedax.experiments.summary import ProblemResults, metrics
+from fedax.experiments.summary import Method, ProblemResults, metrics
 
 _READERS = ("csv", "parquet", "arrow", "heart")
 _TOO_GOOD = {f"{part}_{name}": least for part in ("test", "val") for name, least in (("auc", 0.999), ("accuracy", 1.0))}
@@ -60,14 +60,15 @@ def doubtful(problem: ProblemResults) -> list[str]:
     """
     methods = [m for m in (problem.chosen, problem.best, *problem.methods) if m is not None]
     for column, least in _TOO_GOOD.items():
-        found = {
-            m.label: float(np.mean(m.final(column))) for m in methods if column in metrics([m]) and m.final(column).size
-        }
+        found = {}
+        for m in methods:
+            if (of := _delivered(column, m)) in metrics([m]) and m.final(of).size:
+                found[m.label] = float(np.mean(m.final(of)))
         if good := [label for label, value in found.items() if value >= least]:
             what = f"{good[0]}: {describe(column).label} {show(column, found[good[0]])}"
             look = "look for a column that is known only after the label, and for rows that are in training and in test"
             return [f"Too good to be true? {what}; {look}."]
-    majority, column = problem.records[0].about.get("majority"), "test_accuracy"
+    majority, column = problem.records[0].about.get("majority"), _delivered("test_accuracy", methods[0])
     if majority is not None and column in metrics(methods[:1]) and methods[0].final(column).size:
         accuracy = float(np.mean(methods[0].final(column)))
         if accuracy <= majority["accuracy"]:
@@ -75,6 +76,11 @@ def doubtful(problem: ProblemResults) -> list[str]:
             what = f"By accuracy, {show(column, accuracy)}, {methods[0].label} is no better than {guess}"
             return [f"{what}: judge it by AUC, recall and precision."]
     return []
+
+
+def _delivered(column: str, m: Method) -> str:
+    """The column of the models that a method gives clients."""
+    return own if (own := f"{column}{PERSONAL}") in metrics([m]) else column
 
 
 def _setting(columns: Sequence[str]) -> str:

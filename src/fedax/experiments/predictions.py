@@ -2,6 +2,7 @@
 
 import pathlib
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def model_of_client(folder: Path, client: str) -> Path:
     if not files:
         hint = f"there are no clients' own models: methods with some save them, of up to {MOST_SAVED} clients; "
         raise ConfigError("client", client, f"{hint}run.personal(client) in Python gives those of more")
-    raise unknown("client", client, [path.stem for path in files])
+    raise unknown("client", client, [*dict.fromkeys(unquote(path.stem) for path in files)])
 
 
 def predict_file(

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
+from fedax.contract.personal import has_personal
 from fedax.engine import processes, secret, signals
 from fedax.engine.batch import on_one_core, worth_batching
 from fedax.engine.checkpoint import discard, present
@@ -286,7 +287,14 @@ class _Execution:
             found = classes.decided(experiment, run.best.params, val, test)
             save_run(run, best, True, said(folder, best), classes.threshold_of(found))
         found = classes.decided(experiment, run.params, val, test, run.counts)
-        classes.write(experiment, folder, label, seed, found)
+        if not has_personal(experiment.methods[label]):
+            classes.write(experiment, folder, label, seed, found)
+        elif run._models is not None and all(isinstance(each, fedax.FederatedData | None) for each in (val, test)):
+            decisions = classes.decided(experiment, run.params, val, test, own=run._models.named)
+            classes.write(experiment, folder, label, seed, decisions)
+        elif found is not None:
+            what = "how its clients' own models choose classes is not known here, so no decisions are shown"
+            clients.record_left_out(folder, f"{label}: {what}.")
         save_personal(run, path.with_suffix(""), lambda own: said(folder, own))
         save_run(run, path, of=said(folder, path), threshold=classes.threshold_of(found))
         personal = helped.keep(experiment, folder, label, seed, run, (data, val, test))

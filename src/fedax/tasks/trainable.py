@@ -89,9 +89,10 @@ def apart(task: Task, personal: str | Sequence[str], params: Params = None) -> T
     patterns = _patterns("leaves", personal)
     names = [tensor_name(at) for at, _ in jax.tree_util.tree_leaves_with_path(task.form())]
     own = [name for name in names if _matches(name, patterns)]
+    _check_each("leaves", patterns, names)
     if not 0 < len(own) < len(names):
-        what = "no leaf" if not own else "all leaves, so that nothing would be shared"
-        raise ConfigError("leaves", personal, f"it names {what}; there are: {', '.join(names[:20])}")
+        hint = "it names all leaves, so that nothing would be shared; there are: "
+        raise ConfigError("leaves", personal, hint + ", ".join(names[:20]))
     return partial(task, AllBut(patterns), params)
 
 
@@ -213,9 +214,11 @@ def _partial(task: Task, rule: Any, params: Params) -> Partial:
     chosen = (lambda name, leaf: _matches(name, lora.also)) if lora else _chooser(rule)
     learned = [name for name, (_, leaf) in zip(names, paths, strict=True) if chosen(name, leaf)]
     low = [] if lora is None else [name for name in names if name not in learned and _fits(lora, name, shapes[name])]
-    if not learned and not low:
-        few = ", ".join(names[:20]) + ("" if len(names) <= 20 else ", …")
-        raise ConfigError("trainable", rule, f"this names nothing that could be learned; there are: {few}")
+    if not learned and not low and (callable(rule) or lora):
+        raise ConfigError("trainable", rule, f"this names nothing that could be learned; there are: {_some(names)}")
+    if not callable(rule):
+        for field, patterns in (("targets", lora.targets), ("also", lora.also)) if lora else (("trainable", rule),):
+            _check_each(field, patterns, names)
     whole_model = jax.jit(task.init)(jax.random.key(0)) if params is None else params
     values = dict(zip(names, jax.tree.leaves(whole_model), strict=True))
     frozen = {name: np.asarray(values[name]) for name in names if name not in learned}
@@ -248,6 +251,17 @@ def _chooser(rule: Any) -> Callable[[str, Any], bool]:
 
 def _matches(name: str, patterns: str | Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _patterns("trainable", patterns))
+
+
+def _check_each(field: str, patterns: str | Sequence[str], names: Sequence[str]) -> None:
+    """Each pattern names some leaf: else a leaf that was meant would be left out in silence."""
+    for pattern in _patterns(field, patterns):
+        if not any(_matches(name, pattern) for name in names):
+            raise ConfigError(field, pattern, f"it names no leaf; there are: {_some(names)}")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + ("" if len(names) <= 20 else ", …")
 
 
 def _fits(lora: LoRA, name: str, shape: tuple[int, ...]) -> bool:

@@ -551,9 +551,11 @@ def method_of(section: MethodSection, label: str, code: own.Code) -> tuple[fedax
 
 
 def _wrapped(field: str, component: Component, method: fedax.Algorithm, given: Any) -> Layer:
-    """The method in a layer, of a table of its arguments, or of its first one."""
+    """The method in a layer, of a table of its arguments; a part of the model may be given by its leaves alone."""
     if not isinstance(given, dict):
-        given = {"leaves" if component is _AROUND["personal"] else "lr": given}
+        if component is not _AROUND["personal"]:
+            raise ConfigError(field, given, "give a table, such as {lr = 0.05, steps = 20}")
+        given = {"leaves": given}
     arguments = {name: SCHEDULE.read(f"{field}.{name}", each) if isinstance(each, dict) else each
                  for name, each in given.items()}  # fmt: skip
     made: Layer = component.bind(arguments, method, section=field)[0]
