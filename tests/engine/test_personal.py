@@ -165,9 +165,8 @@ def test_bad_input_is_named():
         fedax.simulate(fedax.create("fedavg"), TASK, TRAIN, rounds=1).personal(0)
     with pytest.raises(ConfigError, match="newcomer_turns = -1"):
         run(newcomer_turns=-1)
-    more = fedax.FederatedData.from_clients(
-        {"west": TEST.client(0), "nowhere": TEST.client(1)}
-    )  # else a method without personal models had other rows
+    # Else a method without personal models would be judged by other rows.
+    more = fedax.FederatedData.from_clients({"west": TEST.client(0), "nowhere": TEST.client(1)})
     with pytest.raises(ConfigError, match=r"test = 'nowhere'.*in no training data"):
         run(test=more)
     assert "test_loss" in fedax.simulate(fedax.create("fedavg"), TASK, TRAIN, test=more, rounds=1).history
