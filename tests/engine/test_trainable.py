@@ -149,7 +149,8 @@ def test_narrow_leaves_are_learned_and_frozen_as_they_are():
 @pytest.mark.parametrize(
     ("trainable", "message"),
     [
-        ("2.*", r"trainable = .*names nothing .*: 0.b, 0.w, 1.b, 1.w"),
+        ("2.*", r"trainable = .*names no leaf.*: 0.b, 0.w, 1.b, 1.w"),
+        (["1.*", "2.*"], r"trainable = '2\.\*'.*names no leaf"),
         (7, "trainable = 7: give patterns of names"),
         (LoRA(rank=3, targets="1.w"), "rank = 3: 1.w is .* 4 × 3"),
         (LoRA(rank=1, targets="*.b"), "names nothing"),
