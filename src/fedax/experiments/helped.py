@@ -199,7 +199,8 @@ class Baselines:
             text = f"Against {name}: {len(worse)} of {known} clients {be} worse off{f' ({names})' if worse else ''}, "
             chance = LEVEL / 2 * known
             text += f"{int((sides == 1).sum())} better off; by chance alone "
-            text += f"{chance:.2g} would be either." if chance < 10 else f"{chance:.0f} would be either."
+            text += f"{chance:.2g}" if chance < 10 else f"{chance:.0f}"
+            text += " would be worse off, and as many better off."
             said.append(text)
         rates = ", ".join(f"{rate:g}" for rate in self.rates)
         tries = f"rates {rates} and 0 to {self.seeds[0].most} passes over a client's rows"
