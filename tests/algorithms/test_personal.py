@@ -272,3 +272,14 @@ def test_q_fedavg_stays_where_it_is_after_a_cohort_without_weight():
         for cohorts in ([[1]], [[0], [1]])
     ]  # fmt: skip
     np.testing.assert_allclose(paths[1], paths[0], rtol=1e-6)
+
+
+def test_ditto_has_one_rate_unless_told_otherwise():
+    cases = (
+        (fedax.create("ditto", lr=LR, lam=0.7), fedax.create("ditto", lr=LR, personal_lr=LR, lam=0.7)),
+        (fedax.create("ditto", solver=fedax.SGD(LR)), fedax.create("ditto", solver=fedax.SGD(LR), personal_lr=LR)),
+    )
+    for one, other in cases:
+        (x, v), (y, w) = finished(one, 5), finished(other, 5)
+        np.testing.assert_array_equal(x, y)
+        np.testing.assert_array_equal(v.tree, w.tree)

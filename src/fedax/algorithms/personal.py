@@ -39,7 +39,8 @@ class Ditto(LocalMethod):
 
     Args:
         lr: η > 0, the learning rate of the shared model.
-        personal_lr: η_v > 0, that of the personal models; it needs η_v (λ + L) < 2 for gradients that are L-Lipschitz.
+        personal_lr: η_v > 0, that of the personal models; ``None``: η. It needs η_v (λ + L) < 2 for gradients that are
+            L-Lipschitz.
         lam: λ ≥ 0, the pull; 0 is training alone.
 
     Source: Li et al. 2021, Algorithm 1.
@@ -50,7 +51,7 @@ class Ditto(LocalMethod):
     """
 
     lr: Any = hyper(0.05, "(0, ∞)")
-    personal_lr: Any = hyper(0.05, "(0, ∞)")
+    personal_lr: Any = hyper(None, "(0, ∞)", off=True)
     lam: Any = hyper(1.0, "[0, ∞)")
 
     def traits(self) -> Traits:
@@ -63,11 +64,13 @@ class Ditto(LocalMethod):
         return x
 
     def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Vector, Vector]:
-        x = download
+        x, rate = download, self.personal_lr
+        if rate is None:
+            rate = self.lr if self.solver is None else self.solver.rate()
 
         def step(state: Any, k: Any) -> Any:
             y, buffer, v = state
-            v = v - self.personal_lr * (oracle.grad(v, k) + self.lam * (v - x))
+            v = v - rate * (oracle.grad(v, k) + self.lam * (v - x))
             return *self.local_step(y, buffer, oracle.grad(y, k), k, x), v
 
         y, _, v = local_steps(step, (x, self.begin(x), memory), oracle)
