@@ -283,6 +283,8 @@ def measures(names: Collection[str]) -> list[str]:
     Example:
         >>> measures(["round", "train_loss", "test_loss", "test_accuracy", "seconds"])
         ['test_accuracy', 'test_loss', 'train_loss']
+        >>> measures(["test_loss", "test_accuracy", "test_loss_personal", "test_accuracy_personal"])
+        ['test_accuracy_personal', 'test_loss_personal', 'test_accuracy', 'test_loss']
     """
     measured = [name for name in names if describe(name).kind == "measure"]
 
