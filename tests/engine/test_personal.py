@@ -91,7 +91,7 @@ def test_newcomers_start_from_the_newest_model_and_leave_no_trace():
     batch, v = TRAIN.client(3), np.asarray(one.params["w"], float)
     for _ in range(3):
         slope = -batch["y"] / (1 + np.exp(batch["y"] * (batch["x"] @ v)))
-        v = v - 0.05 * ((slope[:, None] * batch["x"]).mean(0) + 0.3 * (v - x))
+        v = v - 0.2 * ((slope[:, None] * batch["x"]).mean(0) + 0.3 * (v - x))
     np.testing.assert_allclose(one.personal("west")["w"], v, rtol=1e-4)
 
 
