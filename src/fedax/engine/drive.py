@@ -159,8 +159,11 @@ class RunInProgress:
             name = judge if self.public is not None or str(judge).endswith(PERSONAL) else "objective"
             text = f"the run ended worse than it began: its {name} was {values[0]:.4g}, is {values[-1]:.4g}"
             return f"{text}; try a smaller learning rate", DivergedWarning
-        own = next((name for name in last if name.endswith(f"_loss{PERSONAL}") and not np.isfinite(last[name])), None)
-        if self.status == "finished" and own is not None and self.public is None:
+        losses = [name for name in last if name.endswith(f"_loss{PERSONAL}") and not np.isfinite(last[name])]
+        rows = self.history.rows  # a loss that never was finite may be undefined, that of training is not
+        defined = [n for n in losses if n.startswith(TRAIN[0]) or any(np.isfinite(row[n]) for row in rows)]
+        own = next(iter(defined), None)
+        if self.status == "finished" and own is not None and self.public is None and self.job.memory != "nodes":
             self.status = "worse"
             text = f"clients' own models are not finite: {own} is {last[own]}"
             return f"{text}; try a smaller learning rate", DivergedWarning

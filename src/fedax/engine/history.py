@@ -283,8 +283,8 @@ def tidy(runs: Iterable[tuple[Mapping[str, Unknown], Mapping[str, np.ndarray]]])
 def ended_worse(objective: Sequence[float] | np.ndarray) -> bool:
     """Whether a run ended worse than it began, by more than noise.
 
-    That is if it is not finite; or by more than one percent of the first value, and where one of the last evaluations
-    (a tenth of all, at least three) is not above the first, also by more than their standard deviation.
+    That is if it is no longer finite; or by more than one percent of the first value, and where one of the last
+    evaluations (a tenth of all, at least three) is not above the first, also by more than their standard deviation.
 
     Args:
         objective: at each evaluation, the first at round 0.
@@ -294,8 +294,8 @@ def ended_worse(objective: Sequence[float] | np.ndarray) -> bool:
         (True, False, False)
     """
     values = np.asarray(objective, float)
-    if not np.isfinite(values[-1]):  # of clients' own models, say, where the shared one did not diverge
-        return True
+    if not np.isfinite(values[-1]):  # of clients' own models, where the shared one did not diverge; or it is undefined
+        return bool(np.isfinite(values).any())
     first, last, tail = values[0], values[-1], values[1:][-tail_of(len(values)) :]
     with np.errstate(all="ignore"):  # numbers near the largest there are
         noise = float(np.std(tail, ddof=1)) if tail.size > 1 and tail.min() <= first else 0.0
