@@ -1,6 +1,7 @@
 """Real processes in tests: those that a command has started, and whether they run. Linux only."""
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,13 @@ def children(process: int, module: str = "") -> list[int]:
 def descendants(process: int) -> list[int]:
     """The children of a process, and theirs."""
     return [each for child in children(process) for each in (child, *descendants(child))]
+
+
+def is_listening(port: int) -> bool:
+    """Whether something listens at this port of this machine."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 def is_running(process: int) -> bool:

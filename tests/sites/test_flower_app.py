@@ -29,7 +29,7 @@ from fedax.sites.service import flower, node, processes
 from fedax.sites.service.grid import GridTransport
 from fedax.sites.service.messages import closed, opened
 from tests.experiments import run_cli
-from tests.processes import wait_for
+from tests.processes import is_listening, wait_for
 
 VERSION = importlib.metadata.version("flwr") if importlib.util.find_spec("flwr") else "0"
 needs_flower = pytest.mark.skipif(
@@ -288,7 +288,7 @@ def test_a_run_by_flower_is_the_simulation(tmp_path: Path, modules: None) -> Non
                         start_new_session=True,
                     )
                 )
-        wait_for(socket.is_socket)
+        wait_for(lambda: socket.is_socket() and is_listening(link))
         told = ["--stream", "--run-config", "nodes=2"]
         run = subprocess.run([f"{bin_}/flwr", "run", str(tmp_path / "app"), *told], env=os.environ | variables,
                              capture_output=True, text=True, timeout=600)  # fmt: skip
