@@ -97,8 +97,9 @@ def one_round(
     """
     method, key = resolve(hyper.method, index), stage_key(key, index, stage)
     clients, round_ = draw(hyper, fed, key, index, plan)
-    # Under full participation memory is gathered and written back whole, in the clients' order.
-    before = jax.tree.map(lambda leaf: leaf.at[clients.ids].get(mode="clip"), state.memory)
+    # All clients, in the order of their numbers: nothing to gather. Unequal work puts them in the order of their steps.
+    whole = plan.full and plan.steps is not None
+    before = state.memory if whole else jax.tree.map(lambda leaf: leaf.at[clients.ids].get(mode="clip"), state.memory)
     place = Device(hyper, method, fed, key, index, before, plan, forms)
     loop = exchanges(stage, method, clients, round_, state.server, hyper.wire, plan.watched, place)
     end = converse(loop, place)
@@ -108,9 +109,10 @@ def one_round(
         stays = end.counts & ~end.skipped
         memory = jax.tree.map(lambda old, new: jnp.where(along(stays, new), new, old), before, memory)
         exclusions = exclusions.after(clients, end)
-    kept = jax.tree.map(lambda all_, part: all_.at[clients.ids].set(part, mode="drop"), state.memory, memory)
+    if not whole:
+        memory = jax.tree.map(lambda all_, part: all_.at[clients.ids].set(part, mode="drop"), state.memory, memory)
     done = place.done._replace(clients=jnp.sum(clients.present, dtype=jnp.int32))
-    return State(end.server, kept, exclusions), done
+    return State(end.server, memory, exclusions), done
 
 
 class Device:
