@@ -41,12 +41,7 @@ def refused(message):
     assert peak < 8 * MEGABYTE
 
 
-OF_RUNS = ("answer", "attack", "desk")  # a third of the time; files and messages are in the default suite
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in OF_RUNS else pytest.mark.smoke) for name in fuzz.readers()]
-)
+@pytest.mark.parametrize("name", fuzz.readers())
 def test_changed_files_are_read_or_refused(tmp_path, name):
     reader = fuzz.readers()[name]()
     for content in reader.good:
