@@ -4,7 +4,8 @@
 in proportion to their lines: another operator or comparison, another number, a ``not`` or a minus less, ``min`` for
 ``max``. For each it runs the tests of the changed package that execute the changed line, the fastest first, until one
 fails. What happened stands in ``changes.jsonl``, from which a second call goes on. Then ``--elsewhere engine
-test_registry.py`` tries those that survived on other tests, and ``--only 17 23`` tries these changes again.
+test_registry.py`` tries those that survived on other tests, ``--only 17 23`` tries these changes again, and
+``--default`` runs the tests of the default suite alone.
 
 A change costs seconds: one process imports JAX and fedax, and forks for each change; the child exchanges the code of
 the changed function, collects and runs. Compiled programs are kept, and all works on a copy of the repository.
@@ -394,6 +395,7 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--elsewhere", nargs="*", default=[], help="the survivors, on these files or folders of tests")
+    parser.add_argument("--default", action="store_true", help="with the tests of the default suite alone")
     parser.add_argument("--only", type=int, nargs="*", default=[], help="these changes, again")
     parser.add_argument("--at", type=Path, default=Path("/tmp/fedax-mutants"), help="for the copy and the records")
     args = parser.parse_args()
@@ -441,7 +443,7 @@ def main() -> None:
         print(table(list(done.values())), file=screen, flush=True)
 
     server = Server(loop)
-    pytest.main([*QUIETLY, "tests"], plugins=[server])
+    pytest.main([*QUIETLY, *([] if args.default else ["tests"])], plugins=[server])
     if os.getpid() != server.parent:
         with os.fdopen(server.pipe, "w") as pipe:
             json.dump(server.answer(), pipe)
