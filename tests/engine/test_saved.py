@@ -29,7 +29,7 @@ ZOO = [
     (fedax.tasks.softmax_regression(6, 3, mean=0.1, std=(1.0,) * 6), {"x": X, "y": RNG.integers(0, 3, 30)}),
     (fedax.tasks.mlp(6, 2, hidden=(4, 3), l2=0.1), {"x": X, "y": RNG.integers(0, 2, 30)}),
     (fedax.tasks.cnn((16, 16, 3), 4, filters=2), {"x": IMAGES, "y": RNG.integers(0, 4, 30)}),
-    (fedax.tasks.char_lstm(7, embedding=2, hidden=3, layers=2), {"x": TEXT, "y": TEXT}),
+    (fedax.tasks.char_lstm(7, embedding=2, hidden=40, layers=2), {"x": TEXT, "y": TEXT}),
 ]
 
 

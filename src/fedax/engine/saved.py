@@ -387,7 +387,8 @@ def _task(
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in description.items()}
     numbers = sum(tensor.size for tensor in tensors.values())
     for name, value in given.items():
-        most = len(tensors) if name in ("hidden", "layers") else numbers
+        many = name == "layers" or (name == "hidden" and isinstance(value, tuple))  # of an LSTM hidden is a width
+        most = len(tensors) if many else numbers
         if (len(value) if isinstance(value, tuple) else value if isinstance(value, int) else 0) > most:
             raise DataError(f"{path}: its task has {name} = {str(value)[:80]}, too much for its {len(tensors)} tensors")
     try:
