@@ -135,7 +135,12 @@ def test_other_folders_are_looked_through_too(tmp_path, monkeypatch, capsys):
     code, output = check(folder)
     assert code == 0 and output == "No choice breaks the rules.\n"
     for path in folder.glob("results/*.jsonl"):
-        path.write_text(path.read_text().replace('"criterion":"val_loss"', '"criterion":"test_loss"'))
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            row.pop("sha256", None)  # as of rows that were written before they had one
+            if "criterion" in row:
+                row["criterion"] = "test_loss"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     code, output = check(folder)
     assert code == 1 and "figure-1c-again: scaffold, tuning: chosen by test_loss." in output
     code, output = check(tmp_path)
