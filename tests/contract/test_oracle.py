@@ -68,6 +68,16 @@ def test_minibatches_are_named_by_client_round_exchange_and_step(work):
     assert (twins[0, 0, :64] != twins[1, 0, 64:]).any()
 
 
+def test_without_a_step_it_is_the_first_minibatch():
+    def ask(x, oracle):
+        first = [oracle.grad(x), oracle.value_and_grad(x)[1], oracle.grad(x, 0), oracle.grad(x, 1)]
+        return jnp.stack([gradient.tree for gradient in first])
+
+    answers, _ = oracle_answers(ask, (4, TOTAL), TASK, DATA, batch_size=4, work=UNEQUAL)
+    assert (answers[:, 0] == answers[:, 2]).all() and (answers[:, 1] == answers[:, 2]).all()
+    assert (answers[:, 3] != answers[:, 2]).any()
+
+
 def test_epochs_go_through_each_example_once_before_any_comes_again():
     batch, steps = 4, 40
     options = {"batch_size": batch, "work": fedax.Epochs(1)}

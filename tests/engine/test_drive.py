@@ -8,7 +8,7 @@ import pytest
 
 import fedax
 from fedax.engine import drive
-from fedax.engine.history import Costs, History, count
+from fedax.engine.history import Costs, History, count, tail_of
 from fedax.engine.loop import Counters, Exclusions
 from fedax.engine.make import make_job
 
@@ -114,6 +114,10 @@ def test_what_is_said_in_the_end(status, losses, ends, message):
     if result is not None:
         with pytest.warns(result[1], match=message):
             drive.warnings.warn(*result, stacklevel=1)
+
+
+def test_the_last_evaluations_are_a_tenth_and_at_least_three():
+    assert [tail_of(evaluations) for evaluations in (1, 30, 44, 46, 105)] == [3, 3, 4, 5, 10]
 
 
 def test_warnings_point_at_the_line_of_the_user():

@@ -195,6 +195,7 @@ def test_where_a_metric_is_not_defined():
         assert np.isnan(metric.of_run(lost)) and np.isnan(metric.bound(wide(lost)))
     assert np.isnan(M.AUC()([1, 1], [0.1, 0.9])) and M.AveragePrecision()([1, 1], [0.1, 0.9]) == 1
     assert np.isnan(M.R2()([1.0], [1.0])) and M.R2()([2.0, 2.0], [2.0, 3.0]) == 0 and M.R2()([2.0, 2.0], [2, 2]) == 1
+    assert np.isclose(M.R2()([0.1, 0.2, 0.4], [0.1, 0.3, 0.3]), sk.r2_score([0.1, 0.2, 0.4], [0.1, 0.3, 0.3]))
     assert M.F1()([0, 0], [0, 0]) == 0 and M.BalancedAccuracy()([0, 0], [0, 1]) == 0.5
     assert M.BalancedAccuracy()([0, 0, 1], [0, 0, 0]) == 0.5
     assert M.AUC()([0, 1, 1], [3.0, 3.0, 3.0]) == 0.5 and M.AveragePrecision()([0, 1, 1, 0], [3.0] * 4) == 0.5
