@@ -111,6 +111,7 @@ SMOKE = (
     "tests/engine/test_precision.py::test_the_compiler_is_told",
     "tests/engine/test_remote.py::test_every_method_at_nodes[mime]",
     "tests/engine/test_remote.py::test_every_method_at_nodes[scaffold-m-vr]",
+    "tests/engine/test_sweep.py::test_a_sweep_goes_on_as_if_it_had_never_stopped[2-1-short]",
     "tests/engine/test_time.py::test_a_clock_changes_nothing_else",
     "tests/engine/test_time.py::test_a_round_lasts_as_long_as_its_slowest_client",
     "tests/engine/test_time.py::test_a_run_that_goes_on_has_the_same_times",
