@@ -54,6 +54,24 @@ def test_a_model_of_the_zoo_comes_back(task, examples, tmp_path):
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "m.safetensors").read_bytes()
 
 
+WIDE = [
+    (fedax.tasks.char_lstm(65), (80,)),
+    (fedax.tasks.mlp(2, 2, hidden=(1000,)), (2,)),
+    (fedax.tasks.mlp_regression(2, hidden=(1000,)), (2,)),
+    (fedax.tasks.cnn((28, 28, 1), 10), (28, 28, 1)),
+    (fedax.tasks.vgg11((32, 32, 3), 10), (32, 32, 3)),
+    (fedax.tasks.resnet18((32, 32, 3), 10), (32, 32, 3)),
+]
+
+
+@pytest.mark.parametrize(("task", "shape"), WIDE, ids=[task.name for task, _ in WIDE])
+def test_a_model_of_usual_width_comes_back(task, shape, tmp_path):
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), task.form())
+    form = {"x": jax.ShapeDtypeStruct(shape, np.int32 if task.name == "char_lstm" else np.float32)}
+    model_of(Origin(task, form, None, None), params).save(tmp_path / "m")
+    assert jax.tree.map(np.shape, load_model(tmp_path / "m").params) == jax.tree.map(np.shape, params)
+
+
 def test_predictions_are_labels_and_probabilities(tmp_path):
     task, examples = ZOO[4]
     model = saved(task, examples, tmp_path / "m", labels=("no", "yes"))
