@@ -1,12 +1,16 @@
 """Certificates and keys: renewed while a server serves with them, and private; test_deploy.py renews them in a run."""
 
 import contextlib
+import errno
+import os
 import shutil
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +70,28 @@ def test_new_connections_have_a_new_certificate(tmp_path: Path) -> None:
         (tmp_path / "server.key").write_text("half of a key")
         time.sleep(2.5)
         assert number_at(address, trust) == after  # files that do not belong together change nothing
+
+
+def test_a_connection_that_is_gone_before_its_handshake_is_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed leaves such ones; ssl would return an object without a handshake, or leak."""
+    link.prepare(tmp_path, ["127.0.0.1"])
+    connect = socket.create_connection
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def gone(*args: Any, **kwargs: Any) -> socket.socket:
+            plain = connect(*args, **kwargs)
+            other, _ = server.accept()
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets
+            other.close()
+            with contextlib.suppress(ConnectionResetError):
+                plain.recv(1)
+            return plain
+
+        monkeypatch.setattr(socket, "create_connection", gone)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert certificates.connection_problem(address, tmp_path / "ca.pem") == os.strerror(errno.ENOTCONN)
 
 
 def test_both_authorities_are_trusted_in_between(tmp_path: Path) -> None:

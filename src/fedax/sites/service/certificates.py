@@ -302,6 +302,8 @@ class Trust(ssl.SSLContext):
         """Begin a connection."""
         with contextlib.suppress(OSError):  # ssl.SSLError is one
             self.load_verify_locations(self._path)
+        plain: socket.socket = kwargs["sock"] if "sock" in kwargs else args[0]
+        plain.getpeername()  # raises where the other end has gone; ssl would leave out the handshake, or leak
         return super().wrap_socket(*args, **kwargs)
 
 
