@@ -189,11 +189,11 @@ def model_path(folder: Path, label: str, seed: int, best: bool = False) -> Path:
     return folder / "models" / f"{slug(label)}-seed{seed}{'-best' * best}.safetensors"
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any], indent: int | None = 1) -> None:
     """Strict JSON, atomically, which says what it is: numbers that are not finite become null."""
     run = f" of run {content['run']}" if "run" in content else None
     of = said(path.parent, path) if run is None else path.name + run
-    text = json.dumps(finite(seal(of) | unsealed(content)), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(finite(seal(of) | unsealed(content)), indent=indent, ensure_ascii=False, allow_nan=False)
     write_atomic(path, with_digest(f"{text}\n".encode()))
 
 

@@ -100,7 +100,7 @@ def _keep_shared(folder: Path, part: str, record: Record) -> None:
     shared = {name: section for name, section in record.config.items() if name != "methods"}
     of_one_run = ("made_of", "versions", "device", "id", "run", *SEAL)
     about = {name: value for name, value in record.about.items() if name not in of_one_run}
-    write_json(folder / "results" / f"{part}.json", {"config": shared, "about": about})
+    write_json(folder / "results" / f"{part}.json", {"config": shared, "about": about}, indent=None)
 
 
 def in_order(study: Study, folder: Path) -> None:
