@@ -91,6 +91,13 @@ def test_piecewise_refuses(at):
         fedax.Piecewise(1.0, at)
 
 
+@pytest.mark.parametrize("rounds", [0, 3, 10.0, True, 2**31])
+def test_cosine_refuses(rounds):
+    with pytest.raises(fedax.ConfigError, match=rf"^rounds = {rounds}: .* at least 4 and less than 2\*\*31"):
+        fedax.Cosine(1.0, rounds, warmup=3)
+    assert float(fedax.Cosine(1.0, 2**31 - 1, warmup=3)(3)) == 1
+
+
 @pytest.mark.parametrize("value", [0.5, 1, np.float32(0.25), np.array(0.1), jnp.ones(()), PIECEWISE])
 def test_numbers_in_range_pass_unchanged(value):
     assert check_number("lr", value, 0, 1, open_low=True) is value

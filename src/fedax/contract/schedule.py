@@ -302,5 +302,5 @@ def _check_whole(field: str, value: Number, low: int) -> Number:
     if isinstance(value, jax.Array | np.ndarray):
         return value
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
-        raise ConfigError(field, value, f"give a whole number of at least {low}")
+        raise ConfigError(field, value, f"give a whole number of at least {low} and less than 2**31")
     return value
