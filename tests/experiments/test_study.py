@@ -611,6 +611,7 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     assert results_of(folder) == {}
     assert carry_out(study, folder, watch=lines.append)
     assert len(lines) == 4  # a choice and a run, from begin to end
+    assert lines[0] == "one: fedavg, tuning begins: 2 runs of 4 rounds"
     (part,) = study.parts.values()
     (choice,) = study.choices(part, "fedavg")
     sweep = read(folder / "jobs" / choice.key / "run")

@@ -79,7 +79,7 @@ def _carry_out(study: Study, folder: Path, executor: Executor, deadline: float, 
                     if at_once < math.inf:
                         place = str((folder / "jobs" / job.key).absolute())
                         travels = cluster.ClusterJob(job.name, (job.config,), place=place)
-                        watch(f"{job.name} begins")
+                        watch(f"{job.name} begins{_extent(job)}")
                     else:
                         travels = cluster.ClusterJob.of(job.name, [job.config])
                     given[travels.key] = job
@@ -98,6 +98,15 @@ def _carry_out(study: Study, folder: Path, executor: Executor, deadline: float, 
                 watch(f"{stopped.name} is stopped")
             in_order(study, folder)
     return failed
+
+
+def _extent(job: StudyJob) -> str:
+    """How much work the tuning of a method is, to show."""
+    if job.seed is not None:
+        return ""
+    run, grid = job.config["run"], job.config["sweep"]["grid"]
+    number = math.prod(map(len, grid.values())) * len(run["seeds"])
+    return f": {number} run{'s' * (number > 1)} of {run['rounds']} rounds"
 
 
 def _take(
