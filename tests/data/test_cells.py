@@ -488,7 +488,7 @@ CELLS = st.sampled_from(
 KINDS = ("number", "category", "date", "text")
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=4, max_size=12), st.sampled_from(KINDS), st.randoms(), st.booleans())
 def test_what_a_row_becomes_depends_on_the_plan_and_the_row_alone(tmp_path, rows, kind, random, quoted):
     """Not on the rows beside it, its file, the order of files, or their format."""

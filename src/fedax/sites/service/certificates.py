@@ -298,13 +298,12 @@ class Trust(ssl.SSLContext):
         self._path = path
         self.load_verify_locations(path)
 
-    def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+    def wrap_socket(self, sock: socket.socket, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
         """Begin a connection."""
         with contextlib.suppress(OSError):  # ssl.SSLError is one
             self.load_verify_locations(self._path)
-        plain: socket.socket = kwargs["sock"] if "sock" in kwargs else args[0]
-        plain.getpeername()  # raises where the other end has gone; ssl would leave out the handshake, or leak
-        return super().wrap_socket(*args, **kwargs)
+        sock.getpeername()  # raises where the other end has gone; ssl would leave out the handshake, or leak
+        return super().wrap_socket(sock, *args, **kwargs)
 
 
 def split(address: str) -> tuple[str, int]:
