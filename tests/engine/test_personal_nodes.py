@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 import fedax
 from fedax.data import split as deal
 from fedax.errors import ConfigError, NodeError
+from fedax.experiments.predictions import model_of_client
 from fedax.sites.protocol.fleet import Fleet
 from fedax.sites.protocol.messages import heads_of
 from fedax.sites.protocol.policy import Policy
@@ -86,7 +87,7 @@ def test_the_fine_tuned_model_is_made_at_the_nodes():
     other = fedax.simulate(method, TASK, data, test=test, **options)
     assert own_columns(run) == own_columns(other) and "turn_age" not in run.history
     equal(run, other, [*own_columns(other), "train_loss", "test_loss"])
-    models = [path for site in transport.sites.values() for path in site.folder.glob("models/*/*")]
+    models = [path for site in transport.sites.values() for path in site.folder.glob("models/*/*/*")]
     assert len(models) == 5
 
 
@@ -97,13 +98,38 @@ def test_a_node_keeps_the_models_of_its_clients(name):
     _, transport = at_nodes(method, task, split=SPLIT, **options)
     data, _ = split_here(task)
     run = fedax.simulate(method, task, data, **options)
-    models = {path.name: path for site in transport.sites.values() for path in site.folder.glob("models/*/*")}
+    models = {path.name: path for site in transport.sites.values() for path in site.folder.glob("models/*/*/*")}
     assert {*models} == {f"{i}.safetensors" for i in range(5)}
     for i in range(5):
         model = fedax.load_model(models[f"{i}.safetensors"])
         for one, other in zip(jax.tree.leaves(model.params), jax.tree.leaves(run.personal(i)), strict=True):
             np.testing.assert_allclose(one, other, 1e-5, 1e-6)
     assert not [*next(iter(transport.sites.values())).folder.glob("memory/*/*")]
+
+
+@pytest.mark.parametrize(("later", "kept"), [(8.0, {4, 8}), (0.2, {8})], ids=["a round before", "the last round"])
+def test_a_node_keeps_the_models_of_the_best_round_and_the_last(later, kept, tmp_path):
+    method = fedax.create("ditto", lr=0.2, personal_lr=fedax.Piecewise(0.2, {4: later}), lam=0.3)
+    options = OPTIONS | {"rounds": 8}
+    run, transport = at_nodes(method, TASK, split=SPLIT, checkpoint=tmp_path, best="train_loss", **options)
+    assert run.best.round == min(kept) and run.history["train_loss_personal"].argmin() == run.best.round / 2
+    data, _ = split_here(TASK)
+    for index in kept:
+        there = fedax.simulate(method, TASK, data, **options | {"rounds": index})
+        for i in range(5):
+            (path,) = [*own_models(transport, f"round-{index}/{i}.safetensors")]
+            np.testing.assert_allclose(fedax.load_model(path).params["w"], there.personal(i)["w"], 1e-5, 1e-6)
+    assert {path.parent.name for path in own_models(transport, "*/*")} == {f"round-{index}" for index in kept}
+    folder = next(iter(transport.sites.values())).folder
+    if len(kept) == 1:
+        assert model_of_client(folder, "0").parent.name == "round-8"
+    else:
+        with pytest.raises(ConfigError, match=r"several models.*round-4/0.safetensors.*round-8/0.safetensors"):
+            model_of_client(folder, "0")
+
+
+def own_models(transport, name):
+    return [path for site in transport.sites.values() for path in site.folder.glob(f"models/*/{name}")]
 
 
 class Spy:
@@ -128,7 +154,7 @@ def test_no_number_of_a_clients_own_part_leaves(name):
     for rounds in range(1, 5):
         after = fedax.simulate(method, task, data, **OPTIONS | {"rounds": rounds})
         own |= {float(x) for i in range(5) for leaf in jax.tree.leaves(after.personal(i)[1]) for x in np.ravel(leaf)}
-    kept = [load_file(path) for site in transport.sites.values() for path in site.folder.glob("models/*/*")]
+    kept = [load_file(path) for site in transport.sites.values() for path in site.folder.glob("models/*/*/*")]
     there = {float(x) for each in kept for name, leaf in each.items() if name.startswith("1.") for x in np.ravel(leaf)}
     assert len(there) >= 50 and len(there & own) > 0.5 * len(there)  # what is looked for is what nodes have
     left = [leaf for _, arrays in spy.answers for leaf in arrays.values()]

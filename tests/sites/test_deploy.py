@@ -411,8 +411,13 @@ def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[
 def test_on_this_machine(tmp_path: Path, federation: Federation, only: Callable[[str], None]) -> None:
     out = tmp_path / "local"
     only("fedavg")
-    result = run_cli("deploy", "local", str(federation.config), "--nodes=2", f"--out={out}", "--set=run.rounds=1")
+    command = ["deploy", "local", str(federation.config), "--nodes=2", f"--out={out}", "--set=run.rounds=1"]
+    result = run_cli(*command, "--checkpoint-best=train_loss")
     assert result.exit_code == 0, result.output
+    assert {path.name for path in (out / "models").glob("*.safetensors")} == {
+        "fedavg-seed0.safetensors",
+        "fedavg-seed0-best.safetensors",
+    }
     assert sorted(path.name for path in (out / "deploy").iterdir()) == ["link.log", "node-0.jsonl", "node-1.jsonl"]
     assert [row["clients"] for row in rows_of(out)] == [0, 3] and (out / "report.html").exists()
 
@@ -582,6 +587,7 @@ RUN = ["deploy", "run", "tiny.toml", "--link"]
         (["deploy", "local", "tiny.toml", "--nodes", "5"], "nodes = 5: give 1 to 4"),
         (["deploy", "local", "tiny.toml", "--set", "run.split_seeds=true"], "run.split_seeds = True"),
         (["deploy", "local", "nodes.toml"], "data.name = 'nodes'"),
+        (["deploy", "local", "tiny.toml", "--checkpoint-best", "train_los"], "did you mean 'train_loss'"),
         (["deploy", "local", "tiny.toml", "--resume"], "no run of this configuration has begun"),
         (["run", "nodes.toml"], "data.name = 'nodes': these are real clients: fedax deploy run"),
     ],

@@ -15,7 +15,7 @@ from typer import Argument, Option
 from fedax._start import share_gpu
 from fedax.cli import status, tables
 from fedax.cli.console import echo, say
-from fedax.cli.running import AllowCode, Out, Resume, Set, carry_out, finish, read_config
+from fedax.cli.running import AllowCode, Best, Out, Resume, Set, carry_out, check_best, finish, read_config
 
 Config = Annotated[str, Argument(help="Configuration: a TOML file, or a recipe.")]
 Timeout = Annotated[float, Option(min=1.0, metavar="SECONDS", help="How long to wait for the answer of a node.")]
@@ -28,6 +28,7 @@ def deploy_local(
     settings: Set = None,
     resume: Resume = False,
     allow_code: AllowCode = False,
+    checkpoint_best: Best = None,
     timeout: Timeout = 600.0,
     ray: Annotated[bool, Option("--ray", hidden=True)] = False,
 ) -> None:
@@ -53,8 +54,9 @@ def deploy_local(
     share_gpu()  # with the nodes
     given, code = read_config(config, settings, allow_code)
     experiment = local.prepared(build(given, allow_code=code), nodes)
+    check_best(experiment, checkpoint_best)
     start = lambda ready, folder: local.local_deployment(ready, folder, nodes, timeout, say)  # noqa: E731
-    finish(carry_out(experiment, out, resume, "deploy local", start))
+    finish(carry_out(experiment, out, resume, "deploy local", start, best=checkpoint_best))
 
 
 def deploy_link(
@@ -236,6 +238,7 @@ def deploy_run(
     settings: Set = None,
     resume: Resume = False,
     allow_code: AllowCode = False,
+    checkpoint_best: Best = None,
     timeout: Timeout = 600.0,
 ) -> None:
     """Run an experiment on the clients at the nodes of a link.
@@ -261,7 +264,8 @@ def deploy_run(
         for metric, clients in experiment.withheld.items():
             why = f"the owner of {clients} does not let it leave (figures.columns, figures.noise)"
             say(f"{metric} is not measured: {why}")
-        record = carry_out(experiment, out, resume, f"deploy run --link {shlex.quote(link)}")
+        check_best(experiment, checkpoint_best)
+        record = carry_out(experiment, out, resume, f"deploy run --link {shlex.quote(link)}", best=checkpoint_best)
     finish(record)
 
 

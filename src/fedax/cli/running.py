@@ -37,6 +37,15 @@ On = Annotated[
         "--on", metavar="WHERE", help="processes:N, dask:tcp://host:port, slurm:PARTITION or ray.", show_default=False
     ),
 ]
+Best = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-best",
+        metavar="COLUMN",
+        help="Keep the model at its best too, as by test_loss.",
+        show_default=False,
+    ),
+]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Run the code that the configuration names, such as mine.py:Method.")
 ]
@@ -79,14 +88,11 @@ def run_experiment(
     import jax
 
     from fedax.engine import processes
-    from fedax.errors import unknown
     from fedax.experiments import build, execute
-    from fedax.experiments.config.experiment import columns
     from fedax.experiments.runner import check_methods
 
     experiment = build(tables, allow_code=code)
-    if (best := kept.get("best")) is not None and best not in (known := columns([experiment])):
-        raise unknown("checkpoint-best", best, known)
+    check_best(experiment, kept.get("best"))
     if jax.process_index() > 0:  # only the first process writes and shows
         checked = check_methods(experiment)
         execute(experiment, pathlib.Path(processes.text_from_first("")), checked=checked, **kept)
@@ -100,6 +106,15 @@ def run_experiment(
         with open_console().status("three learning rates of each method, by validation (--no-tune: as configured)"):
             experiment = rates.chosen(experiment, code)
     finish(carry_out(experiment, out, resume, **kept))
+
+
+def check_best(experiment: "Experiment", best: str | None) -> None:
+    """Refuse a ``--checkpoint-best`` that is no column of the experiment."""
+    from fedax.errors import unknown
+    from fedax.experiments.config.experiment import columns
+
+    if best is not None and best not in (known := columns([experiment])):
+        raise unknown("checkpoint-best", best, known)
 
 
 def engine_of(on: str | None) -> "Callable[[], contextlib.AbstractContextManager[Executor | None]]":

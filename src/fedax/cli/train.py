@@ -11,6 +11,7 @@ from fedax.cli.data import Columns, Drop, kinds
 from fedax.cli.exits import run_with_others
 from fedax.cli.running import (
     AllowCode,
+    Best,
     Methods,
     On,
     Out,
@@ -43,10 +44,7 @@ def run(
     on: On = None,
     checkpoint_rounds: Rounds = None,
     checkpoint_minutes: Minutes = 10.0,
-    checkpoint_best: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="Keep the model at its best too, as by test_loss.", show_default=False),
-    ] = None,
+    checkpoint_best: Best = None,
     distributed: Annotated[
         bool, typer.Option("--distributed", help="Run with the other processes of SLURM, MPI or Kubernetes.")
     ] = False,

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fedax.columns import ever_heard
 from fedax.contract.algorithm import Algorithm
@@ -12,7 +12,7 @@ from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine import personal
 from fedax.engine.asynchronous import Asynchronous
-from fedax.engine.checkpoint import Checkpointer, Checkpoints
+from fedax.engine.checkpoint import Best, Checkpointer, Checkpoints
 from fedax.engine.declared import takes
 from fedax.engine.drive import Program, drive
 from fedax.engine.evaluate import OneJob, measured, public_columns
@@ -90,7 +90,7 @@ def simulate(given: _Simulated) -> Run:
     checkpoint = given.checkpoint
     callback = _tracked(given.callback, job)
     if not wanted():
-        return conduct(job, lambda job, _: program(job), callback, checkpoint)
+        return conduct(job, lambda job, *_: program(job), callback, checkpoint)
     name = type(given.algorithm).__name__
     with Progress(job.rounds) as shown:
         shown.at(name, 0, "compiling")
@@ -100,7 +100,7 @@ def simulate(given: _Simulated) -> Run:
             if callback is not None:
                 callback(row)
 
-        return conduct(job, lambda job, _: program(job), on_row, checkpoint)
+        return conduct(job, lambda job, *_: program(job), on_row, checkpoint)
 
 
 def _tracked(
@@ -115,7 +115,7 @@ def _tracked(
 
 def conduct(
     job: Job,
-    make: Callable[[Job, bool], Program],
+    make: Callable[[Job, bool, Sequence[Best | None]], Program],
     callback: Callable[[dict[str, Unknown]], None] | None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None,
 ) -> Run:
@@ -123,18 +123,18 @@ def conduct(
 
     Args:
         job: what is run.
-        make: gives its program; called with the job, and with whether there is a checkpoint to go on from.
+        make: gives its program; called with the job, with whether there is a checkpoint to go on from, and with a list
+            of one entry, the best model so far.
         callback, checkpoint: as of :func:`simulate`.
     """
     watch = callback or (lambda row: None)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
         checkpoint = Checkpoints(checkpoint)
     if checkpoint is None:
-        return drive(make(job, False), [job], lambda _, row: watch(row))[0]
+        return drive(make(job, False, [None]), [job], lambda _, row: watch(row))[0]
     with Checkpointer(checkpoint, [job]) as checkpointer:
-        run = drive(
-            make(checkpointer.jobs[0], checkpointer.found), checkpointer.jobs, lambda _, row: watch(row), checkpointer
-        )[0]
+        made = make(checkpointer.jobs[0], checkpointer.found, checkpointer.best)
+        run = drive(made, checkpointer.jobs, lambda _, row: watch(row), checkpointer)[0]
     if checkpoint.best is None or ever_heard(run.history, job.min_heard):
         run.best = checkpointer.best[0]
     else:

@@ -1,6 +1,7 @@
 """Predicts for the rows of a file with a saved model."""
 
 import pathlib
+import re
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -48,7 +49,7 @@ def model_of_client(folder: Path, client: str) -> Path:
     """
     if not folder.is_dir():
         raise ConfigError("model", str(folder), "with --client give a run folder, or at a site the folder of its node")
-    files = [path for path in sorted(folder.rglob("*.safetensors")) if path.absolute().parent.parent.name == "models"]
+    files = [path for path in sorted(folder.rglob("*.safetensors")) if _is_own(path.absolute())]
     found = [path for path in files if path.name == client_file(client)]
     if len(found) > 1:
         hint = "it has several models here: give one of these files in place of the folder, without --client: "
@@ -63,6 +64,12 @@ def model_of_client(folder: Path, client: str) -> Path:
         hint = f"there are no clients' own models: methods with some save them, of up to {MOST_SAVED} clients; "
         raise ConfigError("client", client, f"{hint}run.personal(client) in Python gives those of more")
     raise unknown("client", client, [*dict.fromkeys(unquote(path.stem) for path in files)])
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file is a client's own model: models/RUN/CLIENT.safetensors, of a node models/RUN/round-N/…"""
+    place = path.parent.parent if re.fullmatch(r"round-\d+", path.parent.name) else path.parent
+    return place.parent.name == "models"
 
 
 def predict_file(

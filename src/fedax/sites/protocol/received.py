@@ -58,6 +58,11 @@ class Received:
         return _whole(self.message.head.get("exchange"))
 
     @property
+    def best(self) -> int | None:
+        """The round that was best so far, of a run that looks for one."""
+        return _whole(self.message.head["best"]) if "best" in self.message.head else None
+
+    @property
     def session(self) -> str:
         """The name of a secure sum in a run."""
         return self.named(self.number("session"))

@@ -28,6 +28,7 @@ from fedax.contract.compression import Compressor, Identity
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
 from fedax.engine import personal
+from fedax.engine.checkpoint import Best
 from fedax.engine.clients import ClientResult
 from fedax.engine.evaluate import measured, model_after
 from fedax.engine.job import Job
@@ -144,14 +145,23 @@ class Remote(HostServer):
         config: the configuration in plain JSON, from which nodes derive the same job.
         number: the number of the run, random, below 2^62; a run that continues has the same.
         resumes: whether there is a checkpoint to go on from.
+        best: its one entry is the best model so far.
 
     Raises:
         NodeError: a node objects to the run.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, config: dict[str, Unknown], number: int, resumes: bool = False):
+    def __init__(
+        self,
+        job: Job,
+        fleet: Fleet,
+        config: dict[str, Unknown],
+        number: int,
+        resumes: bool = False,
+        best: Sequence[Best | None] = (None,),
+    ):
         super().__init__(job)
-        self.fleet, self._resumes = fleet, resumes
+        self.fleet, self._resumes, self._best = fleet, resumes, best
         dry = traced(job)
         self._forms, self._number = dry.forms, number
         agreement = agreement_of(job, fleet, config, number, program_of(dry))
@@ -233,6 +243,11 @@ class Remote(HostServer):
         """The rounds of the clients' last turns, by the versions of their memory."""
         return last_turns(versions)
 
+    def _with_best(self, message: Message) -> Message:
+        """A message that also says which round was best so far: a node keeps its clients' own models of that round."""
+        best = self._best[0]
+        return message if best is None else message._replace(head=message.head | {"best": int(best.round)})
+
     def _evaluation(self, state: State, model: Tree, index: int) -> Asking[NodeFigures]:
         """The figures of a model; yields messages to the nodes, and is sent their answers."""
         if self.job.evaluation.personal is None:
@@ -242,7 +257,7 @@ class Remote(HostServer):
             arrays = {"server": personal.inner_state(self.job.hyper.method, state.server)}
             bases = {which: state.memory[self.fleet.clients(which), 1].tolist() for which in range(len(self.fleet))}
             messages = {
-                which: self._question("evaluate", EVALUATION, index, 0, {"base": base}, arrays)
+                which: self._with_best(self._question("evaluate", EVALUATION, index, 0, {"base": base}, arrays))
                 for which, base in bases.items()
             }
         forms = figures_form(self.job, _parts_at_nodes(self.job))
@@ -317,7 +332,10 @@ class Remote(HostServer):
 
     def forget(self) -> None:
         """Tell the nodes that the run is over, and that they can delete its memory."""
-        messages = dict.fromkeys(range(len(self.fleet)), Message({"kind": "forget", "agreement": self._digest}))
+        message = Message({"kind": "forget", "agreement": self._digest})
+        if self.job.evaluation.personal is not None:
+            message = self._with_best(message)
+        messages = dict.fromkeys(range(len(self.fleet)), message)
         with contextlib.suppress(NodeError):  # the run is over, whatever a node says now
             dict(self.fleet.ask(messages, min(self.fleet.timeout, _PARTING)))
 

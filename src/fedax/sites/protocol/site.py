@@ -326,6 +326,7 @@ class Site:
         """Delete the memory of a run that is over."""
         agreement, _, _ = self.store.agreement(str(received.agreement))
         self.store.forget(agreement.memory)
+        self.store.keep_rounds(agreement, received.best)
         self._promised.pop(str(received.agreement), None)
         return Message({"to": received.to})
 
@@ -346,7 +347,8 @@ class Site:
         masking, session = self._masked_session(received)
         bits = 64 if received.stage == EVALUATION else run.secure.bits
         offers = received.table("offers", masks.Offer.of)
-        asked = json.dumps(received.message.head, sort_keys=True).encode() + received.message.tensors
+        head = {name: entry for name, entry in received.message.head.items() if name != "best"}  # asks for no number
+        asked = json.dumps(head, sort_keys=True).encode() + received.message.tensors
         mask: Mask = lambda numbers, question: masking.masked(session, numbers, bits, offers, question, part)  # noqa: E731
         answer: Message = masking.once(session, asked) or make(mask)
         if (said := masking.stated(session)) is not None:
@@ -532,11 +534,11 @@ class Site:
         what = "evaluation" if run.job.pacing is None else f"evaluation {digest}"
         answer = self._leave(run, received, f"{what} after round {received.round}", digest, result, *asked)
         if own is not None:
-            self._keep_models(run, own)
+            self._keep_models(run, own, received.best)
         return answer
 
-    def _keep_models(self, run: SiteRun, own: "_OwnModels") -> None:
-        """Keep the model of each client, for predictions at this site."""
+    def _keep_models(self, run: SiteRun, own: "_OwnModels", best: int | None) -> None:
+        """Keep the model of each client, for predictions at this site, and those of the round that was best so far."""
         named = run.agreement.config.get("method")
         label = named.get("label") if isinstance(named, dict) else None
         method = str(label or run.job.hyper.method.traits().name)
@@ -546,7 +548,8 @@ class Site:
             memory, who = jax.tree.map(lambda leaf, k=k: leaf[k : k + 1], (own.memory, own.who))
             models = personal.own_models(own.job, own.fed, own.server, memory, who, own.round)
             params = jax.tree.map(lambda leaf: leaf[0], models)
-            self.store.keep_model(run.agreement, method, name, model_of(origin, params))
+            self.store.keep_model(run.agreement, method, own.round, name, model_of(origin, params))
+        self.store.keep_rounds(run.agreement, best)
 
     def _own_models(self, run: SiteRun, received: Received) -> "_OwnModels":
         """What the personal models of this node's clients are made of, with which the server asks for their figures."""

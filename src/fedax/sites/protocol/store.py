@@ -99,13 +99,21 @@ class Store:
 
     # ---- personal models
 
-    def keep_model(self, agreement: Agreement, method: str, client: str, model: Model) -> None:
-        """Keep a client's own model, in the place of an earlier one of the same run; of many runs the oldest go."""
-        run = self.folder / "models" / f"{slug(method)}-seed{agreement.seed}-{agreement.memory[:8]}"
-        run.mkdir(parents=True, exist_ok=True)
-        save_as(model, run / client_file(client), f"{agreement.digest}/{client}")
+    def keep_model(self, agreement: Agreement, method: str, index: int, client: str, model: Model) -> None:
+        """Keep a client's own model after ``index`` rounds; of many runs the oldest go."""
+        run = self.folder / "models" / f"{slug(method)}{_run_of(agreement)}"
+        place = run / f"round-{index}"
+        place.mkdir(parents=True, exist_ok=True)
+        save_as(model, place / client_file(client), f"{agreement.digest}/{client}")
         for old in sorted(run.parent.iterdir(), key=lambda each: each.stat().st_mtime)[:-_RUNS]:
             shutil.rmtree(old)
+
+    def keep_rounds(self, agreement: Agreement, best: int | None) -> None:
+        """Of the clients' own models of a run keep the newest, and those of the best round."""
+        for run in (self.folder / "models").glob(f"*{_run_of(agreement)}"):
+            for old in sorted(run.glob("round-*"), key=lambda each: each.stat().st_mtime)[:-1]:
+                if old.name != f"round-{best}":
+                    shutil.rmtree(old)
 
     # ---- memory
 
@@ -145,6 +153,11 @@ class Store:
 
     def _path(self, run: str, row: int, version: int) -> pathlib.Path:
         return self.folder / "memory" / run / f"{row}-{version}.safetensors"
+
+
+def _run_of(agreement: Agreement) -> str:
+    """How the name of a folder of own models ends: of one run, whatever its agreement has become since."""
+    return f"-seed{agreement.seed}-{agreement.memory[:8]}"
 
 
 # ---- rounds and the log

@@ -5,11 +5,11 @@ import hashlib
 import os
 import pathlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.types import Unknown
-from fedax.engine.checkpoint import Checkpoints
+from fedax.engine.checkpoint import Best, Checkpoints
 from fedax.engine.declared import takes
 from fedax.engine.history import Run
 from fedax.engine.job import Job
@@ -77,9 +77,9 @@ def train(given: _Trained) -> Run:
     kept = None if folder is None else Checkpoints(folder, rounds=1, minutes=None, best=given.best)
     made: list[Remote] = []
 
-    def make(job: Job, resumes: bool) -> Remote:
+    def make(job: Job, resumes: bool, best: Sequence[Best | None]) -> Remote:
         number = _number(job, secrets.token_bytes(8) if folder is None else _kept(folder / "run.number"))
-        about = job, given.fleet, given.problem, number, resumes
+        about = job, given.fleet, given.problem, number, resumes, best
         made.append(Remote(*about) if job.pacing is None else Paced(*about, file))
         return made[0]
 
