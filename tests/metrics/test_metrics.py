@@ -11,7 +11,9 @@ import sklearn.metrics as sk
 
 import fedax
 from fedax import metrics as M
+from fedax.engine import by_client
 from fedax.engine.evaluate import held_out
+from fedax.errors import ConfigError
 from fedax.metrics.base import wide
 from fedax.metrics.ranking import bin_of
 
@@ -456,3 +458,22 @@ def test_every_metric_says_which_way_is_better():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert eval(repr(metric), vars(M)) == metric and hash(metric) == hash(M.create(name))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError])
+def test_a_metric_that_fails_is_not_taken_for_one_that_is_not_defined(error):
+    """Of a client, of whose labels a ValueError tells, it is not-a-number; all else is an error."""
+
+    def broken(y_true, y):
+        raise error("broken")
+
+    task = fedax.tasks.softmax_regression(2, 2).with_metrics(broken=M.OnHost(broken))
+    data = fedax.FederatedData({"x": np.zeros((4, 2), np.float32), "y": np.array([0, 1, 0, 1])}, [2, 2])
+    params = task.init(jax.random.key(0))
+    if error is ValueError:
+        assert fedax.evaluate(task, params, data)["broken"].isna().all()
+    else:
+        with pytest.raises(ConfigError, match="broken"):
+            fedax.evaluate(task, params, data)
+    with pytest.raises(ConfigError, match="broken"):
+        by_client.whole(task, params, data, ["broken"])
