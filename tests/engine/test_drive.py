@@ -129,3 +129,15 @@ def test_warnings_point_at_the_line_of_the_user():
         with pytest.warns(fedax.DivergedWarning, match="ended worse") as caught:
             call()
         assert {each.filename for each in caught} == {__file__}
+
+
+def test_times_and_traffic_of_real_clients_add_up():
+    costs = lane().history.costs
+    assert costs.row().keys().isdisjoint({"time", "wire_up"})
+    costs.add_traffic({"wire_up": 3, "wire_down": 5, "time": 2.0})
+    costs.add_traffic({"wire_up": 4, "wire_down": 0, "time": 0.5})
+    assert {name: costs.row()[name] for name in ("wire_up", "wire_down", "time")} == {
+        "wire_up": 7,
+        "wire_down": 5,
+        "time": 2.5,
+    }
