@@ -50,7 +50,7 @@ def variants(image, crop):
 
 def test_every_place_and_both_sides_come_equally_often():
     many = np.broadcast_to(X[0], (18_000, *X[0].shape))
-    made = np.asarray(tasks.CropAndFlip(crop=1)({"x": many}, jax.random.key(1))["x"])
+    made = np.asarray(jax.jit(tasks.CropAndFlip(crop=1))({"x": many}, jax.random.key(1))["x"])
     assert made.dtype == np.uint8
     counts = [int((made == variant).all(axis=(1, 2, 3)).sum()) for variant in variants(X[0], 1).values()]
     assert len(counts) == 18 and sum(counts) == len(many)
