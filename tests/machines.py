@@ -1,7 +1,7 @@
 """What fedax draws, as text, and a run with checkpoints: for processes that take themselves for other processors.
 
-``python -m tests.machines FOLDER ROUNDS`` prints digests of all that is drawn, by name, and goes on with the run that
-has its checkpoints in the folder. See ``tests/engine/test_machines.py``.
+``python -m tests.machines ROUNDS FOLDER ...`` prints digests of all that is drawn, by name, and goes on with the runs
+that have their checkpoints in the folders. See ``tests/engine/test_machines.py``.
 """
 
 import hashlib
@@ -52,8 +52,8 @@ def drawn():
     return results
 
 
-def main(folder, rounds):
-    """Print what is drawn, and how the run ends."""
+def main(rounds, folders):
+    """Print what is drawn, and how the runs end."""
     own = fedax.Task(
         lambda key: {"w": jax.random.normal(key, (30, 30)), "b": jax.numpy.zeros(30)},
         lambda p, batch, key: ((batch["x"] @ p["w"] + p["b"]) ** 2).sum(axis=1),
@@ -63,20 +63,20 @@ def main(folder, rounds):
     method = fedax.create("scaffold", lr=0.01)
     job = make_job(method, part, federation, rounds=1)
     quadratics = data.quadratics(clients=6, dimension=20, mu=0.1, seed=1)
-    run = fedax.simulate(
-        method,
-        fedax.tasks.quadratic(20),
-        quadratics,
-        rounds=rounds,
-        evaluate_every=1,
-        checkpoint=folder,
-    )
+    runs = [
+        fedax.simulate(
+            method, fedax.tasks.quadratic(20), quadratics, rounds=rounds, evaluate_every=1, checkpoint=folder
+        )
+        for folder in folders
+    ]
     blas = np.random.default_rng(0).random((99, 99)) @ np.random.default_rng(1).random((99, 99))
     same = drawn() | {f"identity: {name}": text for name, text in job.settings().items()}
     other = {"blas": digest(blas), "exp": digest(np.exp(np.linspace(-9, 9, 999))), "frozen": digest(part.frozen)}
-    history = {name: np.asarray(values).tolist() for name, values in run.history.items() if name != "seconds"}
-    print(json.dumps({"same": same, "other": other, "history": history}))
+    histories = [
+        {name: np.asarray(values).tolist() for name, values in run.history.items() if name != "seconds"} for run in runs
+    ]
+    print(json.dumps({"same": same, "other": other, "histories": histories}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -27,30 +27,38 @@ MACHINES = {  # environments in which NumPy, OpenBLAS, the C library and XLA act
 }
 
 
-def on(environment, folder, rounds):
+def on(environment, rounds, *folders):
     known = {name: value for name, value in os.environ.items() if name not in MACHINES["no AVX"]}
     known["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    command = [sys.executable, "-W", "ignore", "-m", "tests.machines", str(folder), str(rounds)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.machines", str(rounds), *map(str, folders)]
     done = subprocess.run(command, cwd=ROOT, env=known | environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory):
+def begun(tmp_path_factory):
+    """By machine: the folder of a run of two rounds, and what its process said."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
         pytest.skip("only Linux on x86-64 can take itself for another processor")
-    folder = tmp_path_factory.mktemp("here")
-    return on({}, folder, 4)
+    folders = {name: tmp_path_factory.mktemp("there") for name in MACHINES}
+    return {name: (folder, on(MACHINES[name], 2, folder)) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def here(begun, tmp_path_factory):
+    """What a process says that takes itself for what it is: it runs all rounds, then goes on with the others' runs."""
+    return on({}, 4, tmp_path_factory.mktemp("here"), *(folder for folder, _ in begun.values()))
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_drawn_data_are_the_same_bits_and_a_run_goes_on(here, name, tmp_path):
-    begun = on(MACHINES[name], tmp_path, 2)
-    assert begun["same"] == here["same"]
-    if begun["other"] == here["other"]:
+def test_drawn_data_are_the_same_bits_and_a_run_goes_on(here, begun, name):
+    _, there = begun[name]
+    assert there["same"] == here["same"]
+    if there["other"] == here["other"]:
         pytest.skip("this processor is one of the older ones: there is nothing to compare")
-    again = on({}, tmp_path, 4)  # goes on here
-    for column, values in here["history"].items():
-        np.testing.assert_allclose(again["history"][column], values, rtol=1e-4, err_msg=column)
-    assert again["history"]["train_loss"][:3] == begun["history"]["train_loss"]  # it went on, and did not begin anew
+    whole, *rest = here["histories"]
+    again, (first,) = rest[list(MACHINES).index(name)], there["histories"]
+    for column, values in whole.items():
+        np.testing.assert_allclose(again[column], values, rtol=1e-4, err_msg=column)
+    assert again["train_loss"][:3] == first["train_loss"]  # it went on, and did not begin anew

@@ -111,13 +111,14 @@ def paced(step=1.0, std=2.0, **pace):
 
 
 @in_full
-def test_each_point_has_the_timetable_of_its_pace_clock_and_work(full):
+def test_each_point_has_the_timetable_of_its_pace_clock_and_work(full, compilations):
     """Timetables of one shape have one program; another buffer, concurrency or work another one."""
     late = fedax.PolynomialStaleness(2.0)
     points = [{}, {"step": 9.0}, {"std": 0.5}, {"staleness": late}, {"grace": 4.0}, {"buffer": 1}]
     points += [{"concurrency": 4}] if full else []
     swept = check(paced, points, seeds=(3,), rounds=12, work=None)
     assert swept.programs == (4 if full else 3)
+    assert compilations("_draw_groups") == 1  # of the local steps of all
     last = [[float(runs[0].history[name][-1]) for name in ("time", "staleness", "train_loss")] for runs in swept.runs]
     assert len({*map(tuple, last)}) == len(points)
 

@@ -1,6 +1,7 @@
 """A part of a model is learned: the same numbers as gradients with the rest held fixed; only that part is sent."""
 
 import dataclasses
+import functools
 import gc
 import shutil
 import weakref
@@ -163,10 +164,15 @@ def test_what_cannot_be_learned(trainable, message):
         LoRA(rank=0)
 
 
+@functools.cache
+def of_model(rule, more=0):
+    """A part of a model; the same object each time, for which all is compiled once."""
+    return partial(TASK, rule, jax.tree.map(lambda leaf: leaf + more, START))
+
+
 def at_nodes(part, spy=None):
     """Nodes that make the part by themselves, of another model."""
-    own = partial(TASK, part.rule, jax.tree.map(lambda leaf: leaf + 1, START))
-    made = Made(fedax.create("scaffold", lr=0.2), own, AT_NODES)
+    made = Made(fedax.create("scaffold", lr=0.2), of_model(part.rule, 1), AT_NODES)
     return here.Here(here.sites(DATA, [[0, 2], [1]], made, [TEST, None]), spy)
 
 
@@ -192,7 +198,7 @@ def test_nodes_are_sent_what_is_frozen_once(rule):
 
 
 def test_a_node_that_lost_what_is_frozen_says_so():
-    part, method = partial(TASK, "1.*", START), fedax.create("scaffold", lr=0.2)
+    part, method = of_model("1.*"), fedax.create("scaffold", lr=0.2)
 
     def spy(number, message, answer):
         if message.head["kind"] == "agreement":
@@ -206,13 +212,18 @@ def test_a_node_that_lost_what_is_frozen_says_so():
         here.trained(method, part, DATA, transport, **AT_NODES)
 
 
+@pytest.fixture(scope="module")
+def agreed():
+    """The agreement that a node of a run got, with what is frozen."""
+    part, seen = of_model("1.*"), []
+    at = at_nodes(part, lambda number, message, answer: seen.append(message) or answer)
+    here.trained(fedax.create("scaffold", lr=0.2), part, DATA, at, **AT_NODES)
+    return next(each for each in seen if each.head["kind"] == "agreement")
+
+
 @pytest.mark.parametrize("what", ["another", "other arrays", "none"])
-def test_a_frozen_part_that_is_not_that_of_the_agreement(what):
-    part, method, seen = partial(TASK, "1.*", START), fedax.create("scaffold", lr=0.2), []
-    here.trained(
-        method, part, DATA, at_nodes(part, lambda n, message, answer: seen.append(message) or answer), **AT_NODES
-    )
-    agreed = next(each for each in seen if each.head["kind"] == "agreement")
+def test_a_frozen_part_that_is_not_that_of_the_agreement(what, agreed):
+    part = of_model("1.*")
     frozen = {
         "another": packed({"frozen": jax.tree.map(lambda leaf: leaf + 1, part.frozen)}),
         "other arrays": packed({"frozen": {"w": np.ones(3)}}),

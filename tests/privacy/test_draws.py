@@ -267,7 +267,7 @@ def test_who_comes_is_drawn_from_a_secret(participation, monkeypatch):
 def test_who_is_left_out_of_a_full_cohort_is_drawn(monkeypatch):
     """Where more clients are drawn than there are places, which happens too seldom to be seen."""
     monkeypatch.setattr(fedax.Poisson, "places", lambda self, num_clients: 4)
-    draw = jax.vmap(lambda key: fedax.Poisson(0.9).draw(key, jnp.full(12, 1 / 12), 0).ids)
+    draw = jax.jit(jax.vmap(lambda key: fedax.Poisson(0.9).draw(key, jnp.full(12, 1 / 12), 0).ids))
     ids = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
     assert scipy.stats.chisquare(np.bincount(ids.ravel(), minlength=13)[:12]).pvalue > SURE
 

@@ -50,7 +50,7 @@ def variants(image, crop):
 
 def test_every_place_and_both_sides_come_equally_often():
     many = np.broadcast_to(X[0], (18_000, *X[0].shape))
-    made = np.asarray(tasks.CropAndFlip(crop=1)({"x": many}, jax.random.key(1))["x"])
+    made = np.asarray(jax.jit(tasks.CropAndFlip(crop=1))({"x": many}, jax.random.key(1))["x"])
     assert made.dtype == np.uint8
     counts = [int((made == variant).all(axis=(1, 2, 3)).sum()) for variant in variants(X[0], 1).values()]
     assert len(counts) == 18 and sum(counts) == len(many)
@@ -230,10 +230,9 @@ def test_weights_multiply_the_losses_of_their_classes():
         plain, ridge = make(4, 3), make(4, 3, l2=0.2)
         weighed = make(4, 3, l2=0.2, class_weights=weights)
         params = jax.tree.map(lambda leaf: leaf + 0.3, plain.init(jax.random.key(0)))
-        losses, extra = (np.asarray(each.loss(params, batch, None)) for each in (plain, ridge))
-        got = np.asarray(weighed.loss(params, batch, None))
+        losses, extra, got = (np.asarray(jax.jit(each.loss)(params, batch, None)) for each in (plain, ridge, weighed))
         np.testing.assert_allclose(got, losses * weights[batch["y"]] + extra - losses, rtol=1e-5)
-        accuracies = [each.metrics["accuracy"](params, batch).tolist() for each in (plain, weighed)]
+        accuracies = [jax.jit(each.metrics["accuracy"])(params, batch).tolist() for each in (plain, weighed)]
         assert accuracies[0] == accuracies[1]
 
 

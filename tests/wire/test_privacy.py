@@ -281,17 +281,23 @@ def test_the_tail_of_the_noise_goes_on(dtype, number, monkeypatch):
     the_tail_goes_on(dtype, number, monkeypatch)
 
 
+def correlation(one, other):
+    """As ``np.corrcoef`` has it, of many numbers in the time of one product."""
+    one, other = one - one.mean(), other - other.mean()
+    return one @ other / np.sqrt((one @ one) * (other @ other))
+
+
 def the_tail_goes_on(dtype, number, monkeypatch):
     key = jax.random.key(1, impl="rbg")  # bits that take a quarter of the time: what is tried is what is made of them
-    drawn = np.asarray(jax.jit(lambda key: standard_normal(key, (number,), dtype))(key), float)
+    drawn = np.asarray(jax.jit(lambda key: standard_normal(key, (number,), dtype))(key))
     size = np.abs(drawn)
     for beyond in (3, 4, 5):
         expected = 2 * scipy.stats.norm.sf(beyond) * drawn.size
         assert abs((size > beyond).sum() - expected) < 5 * np.sqrt(expected) + 0.02 * expected, beyond
-    assert scipy.stats.kstest(drawn[: 10**6], "norm").pvalue > 1e-3
+    assert scipy.stats.kstest(drawn[: 10**6].astype(float), "norm").pvalue > 1e-3
     halves = np.split(drawn, 2)  # the two numbers of one radius and angle
     most = max(2e-3, 5 / number**0.5)
-    assert abs(np.corrcoef(*halves)[0, 1]) < most and abs(np.corrcoef(*np.square(halves))[0, 1]) < most
+    assert abs(correlation(*halves)) < most and abs(correlation(*map(np.square, halves))) < most
     # The rarest bits that there are, and the commonest.
     words = 4 if dtype == jnp.float64 else 3
     radius = [[0, 0, 2**32 - 1, 2**31], [0, 2**32 - 1, 2**32 - 1, 0]] + [[0] * 4] * (words - 2)
@@ -507,7 +513,7 @@ def test_no_two_runs_have_the_same_noise():
         assert abs(np.corrcoef(moved(a) - clean, moved(b) - clean)[0, 1]) < 4 / 1500**0.5
     # What else the seed decides is the same.
     np.testing.assert_array_equal(one.history["clients"], other.history["clients"])
-    same = [moved(wide(5.0, dp={"noise_seed": seed})) for seed in (7, 7, 8)]
+    same = [moved(wide(5.0, dp={"noise_seed": seed})) for seed in (0, 0, 8)]
     np.testing.assert_array_equal(same[0], same[1])
     assert np.abs(same[0] - same[2]).max() > 0.1
 

@@ -23,6 +23,7 @@ from fedax.federation.clock import BoundClock
 from fedax.federation.pace import Async, EventQueue, LiveEventQueue, Starts
 from fedax.federation.participation import Full, Participation, Uniform
 from fedax.federation.work import Work
+from fedax.programs import compiled
 
 _ROWS, _MOST = 2**16, 256  # of the groups that a program takes at a time: clients, about, and groups
 _DRAWN, _KEPT = 2**16, 64  # local steps that are drawn at a time, and how often they are kept
@@ -350,19 +351,25 @@ def steps_of(work: Work, key: Array, census: Census, plan: RunPlan) -> Callable[
     sizes, n = census.sizes.astype(np.int32), census.num_clients
     groups = max(1, _DRAWN // n)  # that are drawn at a time, for all clients where these are few
 
-    @jax.jit
-    def draw(key: Array, first: Array, ids: Array, sizes: Array) -> Array:
-        own = jax.vmap(lambda group: stage_key(key, group, "exchanges"))(first + jnp.arange(groups))
-        return jax.vmap(lambda own: draw_steps(work, own, ids, sizes, plan.batch_size))(own)
-
     @functools.lru_cache(maxsize=_KEPT)
     def block(first: int, ids: range) -> list[list[int]]:
-        found: list[list[int]] = np.asarray(draw(key, first, np.array(ids), sizes[ids.start : ids.stop])).tolist()
+        own = np.array(ids), sizes[ids.start : ids.stop]
+        drawn = _draw_groups(work, key, np.int32(first), *own, batch_size=plan.batch_size, groups=groups)
+        found: list[list[int]] = np.asarray(drawn).tolist()
         return found
 
     if groups == 1:
         return lambda client, group: block(group, range(client, client + 1))[0][0]
     return lambda client, group: block(group - group % groups, range(n))[group % groups][client]
+
+
+@compiled(static=["batch_size", "groups"])
+def _draw_groups(
+    work: Work, key: Array, first: Array, ids: Array, sizes: Array, *, batch_size: int | None, groups: int
+) -> Array:
+    """The local steps [groups, clients] of so many groups from the first on."""
+    own = jax.vmap(lambda group: stage_key(key, group, "exchanges"))(first + jnp.arange(groups))
+    return jax.vmap(lambda own: draw_steps(work, own, ids, sizes, batch_size))(own)
 
 
 def participation_of(options: Options, method: Algorithm, census: Census, simulated: bool) -> Participation:

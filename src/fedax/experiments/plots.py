@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from fedax.experiments import charts, summary, sweeps
 from fedax.experiments.runs import Record, slug
 from fedax.figures.axes import chart
-from fedax.figures.drawing import draw, encode
+from fedax.figures.drawing import draw, encode, style
 from fedax.figures.series import Chart
 from fedax.files import write_atomic
 
@@ -21,7 +21,8 @@ def write_plots(record: Record, only: str = "") -> None:
         figure = draw(picture)
         for form in FORMATS:
             write_atomic(record.folder / "plots" / f"{name}.{form}", encode(figure, form))
-            figure.set_layout_engine("none")  # the layout of the first format stays
+            with style():
+                figure.set_layout_engine(None)  # its layout stays, but with an engine all would be drawn twice
 
 
 def pictures(record: Record) -> Iterator[tuple[str, Chart]]:
