@@ -30,13 +30,13 @@ SPLIT = {"train": 0.6, "val": 0.0, "test": 0.4, "stratify": False, "seed": 3}
 METHOD = fedax.create("fedavg", lr=0.1)
 MLP = fedax.tasks.mlp(3, 2, hidden=(4,))
 SAME_RATE = fedax.Piecewise(0.2, {4: 0.2})  # a schedule, so that tests with other later rates have the same programs
-METHODS = {
+METHODS = {  # in the order in which their tests share programs, of which 128 are kept
+    "ifca": (fedax.create("ifca", lr=0.2), TASK),
+    "two exchanges": (fedax.PersonalPart(fedax.create("mime", lr=0.1), "1.*", lr=0.1), MLP),
+    "together": (fedax.PersonalPart(fedax.create("fedavg", lr=0.1), "1.*", order="together"), MLP),
+    "first": (fedax.PersonalPart(fedax.create("scaffold", lr=0.1), "1.*", lr=0.1), MLP),
     "ditto": (fedax.create("ditto", lr=0.2, personal_lr=SAME_RATE, lam=0.3), TASK),
     "mr-mtl": (fedax.create("mr-mtl", lr=0.2, lam=0.3), TASK),
-    "ifca": (fedax.create("ifca", lr=0.2), TASK),
-    "first": (fedax.PersonalPart(fedax.create("scaffold", lr=0.1), "1.*", lr=0.1), MLP),
-    "together": (fedax.PersonalPart(fedax.create("fedavg", lr=0.1), "1.*", order="together"), MLP),
-    "two exchanges": (fedax.PersonalPart(fedax.create("mime", lr=0.1), "1.*", lr=0.1), MLP),
 }
 
 
@@ -85,6 +85,17 @@ def split_here(task):
     return parts.train.with_weights(TRAIN.weights), parts.test
 
 
+def test_an_initial_model_that_nodes_cannot_know_is_refused():
+    x = {"w": np.ones(3, np.float32)}
+    with pytest.raises(ConfigError, match=r"params.*task\.start"):
+        at_nodes(*METHODS["mr-mtl"], **OPTIONS | {"params": x})
+    with pytest.raises(ConfigError, match=r"params.*STEM.*task\.start"):
+        at_nodes(fedax.create("stem", prev="local"), TASK, **OPTIONS | {"params": x})
+    # Of the model, clients of this method keep nothing at the beginning.
+    run, _ = at_nodes(*METHODS["ifca"], split=SPLIT, **TWO | {"params": x})
+    assert run.status == "finished"
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_figures_are_those_of_the_simulation(name):
     (run, _), other = split_run(name), simulated(name)
@@ -94,6 +105,35 @@ def test_figures_are_those_of_the_simulation(name):
     equal(run, other, [*own, "turn_age", "newcomers", "train_loss", "test_loss"])
     with pytest.raises(ConfigError, match=r"run\.personal.*stay at their nodes"):
         run.personal(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("first", {"secure": fedax.SecureSum(clip=10.0)}),
+        ("ditto", {"compress": fedax.TopK(0.5)}),
+        ("mr-mtl", {"privacy": fedax.DP(clip=0.5, noise=0.5, delta=1e-3, noise_seed=7)}),
+    ],
+    ids=["secure", "compressed", "private"],
+)
+def test_with_what_a_run_puts_around_a_method(name, more):
+    pytest.importorskip("cryptography")
+    method, task = METHODS[name]
+    options, equally = OPTIONS | more, np.full(5, 0.2)
+    fleet = Fleet(Here(here.sites(numbered(TRAIN, task), WHERE, known=here.rosters(3)), forgets=True), timeout=5.0)
+    fleet.census = fleet.census._replace(weights=equally)
+    run = train(method, task, fleet.dealt(SPLIT), here.told(method, task, **options), **options)
+    data, test = split_here(task)
+    other = fedax.simulate(method, task, data.with_weights(equally), test=test, **options)
+    equal(run, other, [*own_columns(other), "turn_age", "newcomers"])
+
+
+def test_programs_about_own_models_are_the_same_whatever_is_around_a_method(compilations):
+    method, task = METHODS["ditto"]
+    at_nodes(method, task, split=SPLIT, **TWO)
+    compilations()
+    at_nodes(method, task, split=SPLIT, **OPTIONS | {"compress": fedax.TopK(0.5)})
+    assert compilations("_evaluated") == 0
 
 
 def test_the_fine_tuned_model_is_made_at_the_nodes():
@@ -192,27 +232,6 @@ def test_a_part_of_which_nobody_knows_whose_it_is_has_no_figure():
     assert np.isfinite(run.history["test_loss"]).all() and np.isfinite(run.history["train_loss_personal"]).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("first", {"secure": fedax.SecureSum(clip=10.0)}),
-        ("ditto", {"compress": fedax.TopK(0.5)}),
-        ("mr-mtl", {"privacy": fedax.DP(clip=0.5, noise=0.5, delta=1e-3, noise_seed=7)}),
-    ],
-    ids=["secure", "compressed", "private"],
-)
-def test_with_what_a_run_puts_around_a_method(name, more):
-    pytest.importorskip("cryptography")
-    method, task = METHODS[name]
-    options, equally = OPTIONS | more, np.full(5, 0.2)
-    fleet = Fleet(Here(here.sites(numbered(TRAIN, task), WHERE, known=here.rosters(3)), forgets=True), timeout=5.0)
-    fleet.census = fleet.census._replace(weights=equally)
-    run = train(method, task, fleet.dealt(SPLIT), here.told(method, task, **options), **options)
-    data, test = split_here(task)
-    other = fedax.simulate(method, task, data.with_weights(equally), test=test, **options)
-    equal(run, other, [*own_columns(other), "turn_age", "newcomers"])
-
-
 def test_at_a_server_that_does_not_wait():
     transport = here.Timed(here.sites(numbered(TRAIN, TASK), WHERE), lambda number, message: 1.0 + number % 3)
     method, options = METHODS["mr-mtl"][0], OPTIONS | {"pace": fedax.Async(2, 1, start="idle"), "rounds": 6}
@@ -259,17 +278,6 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_figures(name, tmp_path):
         assert on.history[column].tolist()[-1:] == whole.history[column].tolist()[-1:]
 
 
-def test_an_initial_model_that_nodes_cannot_know_is_refused():
-    x = {"w": np.ones(3, np.float32)}
-    with pytest.raises(ConfigError, match=r"params.*task\.start"):
-        at_nodes(*METHODS["mr-mtl"], **OPTIONS | {"params": x})
-    with pytest.raises(ConfigError, match=r"params.*STEM.*task\.start"):
-        at_nodes(fedax.create("stem", prev="local"), TASK, **OPTIONS | {"params": x})
-    # Of the model, clients of this method keep nothing at the beginning.
-    run, _ = at_nodes(*METHODS["ifca"], split=SPLIT, **TWO | {"params": x})
-    assert run.status == "finished"
-
-
 ONE = {"rounds": 1, "work": fedax.Steps(1)}
 
 
@@ -279,10 +287,10 @@ def test_the_runs_of_one_frozen_part_share_programs(compilations, of_nodes):
     params = None if of_nodes else jax.tree.map(lambda leaf: leaf + 1, task.init(jax.random.key(0)))
     own, part = fedax.tasks.partial(task, "b"), fedax.tasks.partial(task, "b", params)
     sites = here.sites(numbered(TRAIN, MLP), [[*range(5)]], Made(METHOD, own, ONE))
-    for seed in range(2):
-        train(METHOD, part, Fleet(Here(sites)), {"told": "it"}, **ONE | {"seed": seed})
-        if seed == 0:
-            assert compilations() > 0
+    go = lambda **more: train(METHOD, part, Fleet(Here(sites)), {"told": "it"}, **ONE | more)  # noqa: E731
+    go()
+    assert compilations() > 0
+    go(seed=1)
     assert compilations() == 0
     frozen = jax.tree.map(lambda leaf: leaf + 2, part.frozen)
     other = own.with_frozen(frozen)

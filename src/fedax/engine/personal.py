@@ -133,7 +133,7 @@ def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clie
         for part, rows in here.items()
     )
     method, turned = _turned(job.hyper.method, memory)
-    static = {"plan": _of_each(job.plan), "blocks": blocks, "train": job.evaluation.train == TRAIN[0]}
+    static = {"plan": job.plan.of_clients, "blocks": blocks, "train": job.evaluation.train == TRAIN[0]}
     found: Evaluated = _evaluated(method, fed, job.key, server, turned, who, held, plan.turns or 0, index, **static)
     return found
 
@@ -308,7 +308,7 @@ def own_models(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Cli
     """The whole models of some clients, leaves [S, ...]; arguments as of :func:`evaluated`."""
     plan = job.evaluation.personal
     assert plan is not None
-    alone = dataclasses.replace(_of_each(job.plan), mesh=None)
+    alone = dataclasses.replace(job.plan.of_clients, mesh=None)
     method, turned = _turned(job.hyper.method, memory)
     v, h = _models(method, fed, job.key, server, turned, who, plan.turns or 0, index, plan=alone)
     models: Tree = jax.vmap(lambda v, h: job.delivered(Vector(v), h))(v, h)
@@ -344,11 +344,6 @@ def _turned(method: Algorithm, memory: Tree) -> tuple[Algorithm, Turned]:
             break
         memory = layer.own_memory(memory)
     return inner(method), memory
-
-
-def _of_each(plan: RunPlan) -> RunPlan:
-    """The plan without what says who takes part in a round: runs that differ in that alone share programs."""
-    return dataclasses.replace(plan, full=True, missing=None, by_number=False, watched=False, stops=False)
 
 
 _held_blocks: weakref.WeakKeyDictionary[Task, dict[Unknown, int]] = weakref.WeakKeyDictionary()
