@@ -1,5 +1,8 @@
 """Personal models of clients at nodes: their figures are those of a simulation, and what is a client's own stays."""
 
+import dataclasses
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import fedax
 from fedax.data import split as deal
 from fedax.errors import ConfigError, NodeError
 from fedax.experiments.predictions import model_of_client
+from fedax.sites.protocol.agreement import Made
 from fedax.sites.protocol.fleet import Fleet
 from fedax.sites.protocol.messages import heads_of
 from fedax.sites.protocol.policy import Policy
@@ -21,15 +25,18 @@ from .test_personal import TASK, TRAIN
 
 WHERE = [[0], [1, 2], [3, 4]]
 OPTIONS = {"rounds": 4, "work": fedax.Steps(3), "batch_size": 2, "evaluate_every": 2}
+TWO = OPTIONS | {"participation": fedax.Uniform(2)}
 SPLIT = {"train": 0.6, "val": 0.0, "test": 0.4, "stratify": False, "seed": 3}
+METHOD = fedax.create("fedavg", lr=0.1)
 MLP = fedax.tasks.mlp(3, 2, hidden=(4,))
-METHODS = {
-    "ditto": (fedax.create("ditto", lr=0.2, lam=0.3), TASK),
-    "mr-mtl": (fedax.create("mr-mtl", lr=0.2, lam=0.3), TASK),
+SAME_RATE = fedax.Piecewise(0.2, {4: 0.2})  # a schedule, so that tests with other later rates have the same programs
+METHODS = {  # in the order in which their tests share programs, of which 128 are kept
     "ifca": (fedax.create("ifca", lr=0.2), TASK),
-    "first": (fedax.PersonalPart(fedax.create("scaffold", lr=0.1), "1.*", lr=0.1), MLP),
-    "together": (fedax.PersonalPart(fedax.create("fedavg", lr=0.1), "1.*", order="together"), MLP),
     "two exchanges": (fedax.PersonalPart(fedax.create("mime", lr=0.1), "1.*", lr=0.1), MLP),
+    "together": (fedax.PersonalPart(fedax.create("fedavg", lr=0.1), "1.*", order="together"), MLP),
+    "first": (fedax.PersonalPart(fedax.create("scaffold", lr=0.1), "1.*", lr=0.1), MLP),
+    "ditto": (fedax.create("ditto", lr=0.2, personal_lr=SAME_RATE, lam=0.3), TASK),
+    "mr-mtl": (fedax.create("mr-mtl", lr=0.2, lam=0.3), TASK),
 }
 
 
@@ -49,6 +56,20 @@ def at_nodes(method, task, spy=None, split=None, tests=None, known=None, **optio
     return train(method, task, fleet, here.told(method, task, **options), **options), transport
 
 
+@functools.cache
+def split_run(name):
+    """A run of a method at nodes that hold rows out by themselves, and the transport with them."""
+    return at_nodes(*METHODS[name], split=SPLIT, **TWO)
+
+
+@functools.cache
+def simulated(name):
+    """The same as a simulation."""
+    method, task = METHODS[name]
+    data, test = split_here(task)
+    return fedax.simulate(method, task, data, test=test, **TWO)
+
+
 def equal(run, other, columns):
     for name in columns:
         np.testing.assert_allclose(run.history[name], other.history[name], 1e-5, 1e-6, err_msg=name)
@@ -64,13 +85,20 @@ def split_here(task):
     return parts.train.with_weights(TRAIN.weights), parts.test
 
 
+def test_an_initial_model_that_nodes_cannot_know_is_refused():
+    x = {"w": np.ones(3, np.float32)}
+    with pytest.raises(ConfigError, match=r"params.*task\.start"):
+        at_nodes(*METHODS["mr-mtl"], **OPTIONS | {"params": x})
+    with pytest.raises(ConfigError, match=r"params.*STEM.*task\.start"):
+        at_nodes(fedax.create("stem", prev="local"), TASK, **OPTIONS | {"params": x})
+    # Of the model, clients of this method keep nothing at the beginning.
+    run, _ = at_nodes(*METHODS["ifca"], split=SPLIT, **TWO | {"params": x})
+    assert run.status == "finished"
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_figures_are_those_of_the_simulation(name):
-    method, task = METHODS[name]
-    options = OPTIONS | {"participation": fedax.Uniform(2)}
-    run, _ = at_nodes(method, task, split=SPLIT, **options)
-    data, test = split_here(task)
-    other = fedax.simulate(method, task, data, test=test, **options)
+    (run, _), other = split_run(name), simulated(name)
     own = own_columns(other)
     assert {"train_loss_personal", "test_loss_personal", "test_accuracy_personal"} <= {*own}
     assert len({*other.history["newcomers"]}) > 1
@@ -79,12 +107,40 @@ def test_figures_are_those_of_the_simulation(name):
         run.personal(0)
 
 
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("first", {"secure": fedax.SecureSum(clip=10.0)}),
+        ("ditto", {"compress": fedax.TopK(0.5)}),
+        ("mr-mtl", {"privacy": fedax.DP(clip=0.5, noise=0.5, delta=1e-3, noise_seed=7)}),
+    ],
+    ids=["secure", "compressed", "private"],
+)
+def test_with_what_a_run_puts_around_a_method(name, more):
+    pytest.importorskip("cryptography")
+    method, task = METHODS[name]
+    options, equally = OPTIONS | more, np.full(5, 0.2)
+    fleet = Fleet(Here(here.sites(numbered(TRAIN, task), WHERE, known=here.rosters(3)), forgets=True), timeout=5.0)
+    fleet.census = fleet.census._replace(weights=equally)
+    run = train(method, task, fleet.dealt(SPLIT), here.told(method, task, **options), **options)
+    data, test = split_here(task)
+    other = fedax.simulate(method, task, data.with_weights(equally), test=test, **options)
+    equal(run, other, [*own_columns(other), "turn_age", "newcomers"])
+
+
+def test_programs_about_own_models_are_the_same_whatever_is_around_a_method(compilations):
+    method, task = METHODS["ditto"]
+    at_nodes(method, task, split=SPLIT, **TWO)
+    compilations()
+    at_nodes(method, task, split=SPLIT, **OPTIONS | {"compress": fedax.TopK(0.5)})
+    assert compilations("_evaluated") == 0
+
+
 def test_the_fine_tuned_model_is_made_at_the_nodes():
     method = fedax.FineTuned(fedax.create("scaffold", lr=0.1), lr=0.1, steps=5)
-    options = OPTIONS | {"participation": fedax.Uniform(2)}
-    run, transport = at_nodes(method, TASK, split=SPLIT, **options)
+    run, transport = at_nodes(method, TASK, split=SPLIT, **TWO)
     data, test = split_here(TASK)
-    other = fedax.simulate(method, TASK, data, test=test, **options)
+    other = fedax.simulate(method, TASK, data, test=test, **TWO)
     assert own_columns(run) == own_columns(other) and "turn_age" not in run.history
     equal(run, other, [*own_columns(other), "train_loss", "test_loss"])
     models = [path for site in transport.sites.values() for path in site.folder.glob("models/*/*/*")]
@@ -93,11 +149,7 @@ def test_the_fine_tuned_model_is_made_at_the_nodes():
 
 @pytest.mark.parametrize("name", ["ditto", "first"])
 def test_a_node_keeps_the_models_of_its_clients(name):
-    method, task = METHODS[name]
-    options = OPTIONS | {"participation": fedax.Uniform(2)}
-    _, transport = at_nodes(method, task, split=SPLIT, **options)
-    data, _ = split_here(task)
-    run = fedax.simulate(method, task, data, **options)
+    (_, transport), run = split_run(name), simulated(name)
     models = {path.name: path for site in transport.sites.values() for path in site.folder.glob("models/*/*/*")}
     assert {*models} == {f"{i}.safetensors" for i in range(5)}
     for i in range(5):
@@ -107,10 +159,10 @@ def test_a_node_keeps_the_models_of_its_clients(name):
     assert not [*next(iter(transport.sites.values())).folder.glob("memory/*/*")]
 
 
-@pytest.mark.parametrize(("later", "kept"), [(8.0, {4, 8}), (0.2, {8})], ids=["a round before", "the last round"])
+@pytest.mark.parametrize(("later", "kept"), [(10.0, {4, 8}), (0.2, {8})], ids=["a round before", "the last round"])
 def test_a_node_keeps_the_models_of_the_best_round_and_the_last(later, kept, tmp_path):
     method = fedax.create("ditto", lr=0.2, personal_lr=fedax.Piecewise(0.2, {4: later}), lam=0.3)
-    options = OPTIONS | {"rounds": 8}
+    options = TWO | {"rounds": 8}
     run, transport = at_nodes(method, TASK, split=SPLIT, checkpoint=tmp_path, best="train_loss", **options)
     assert run.best.round == min(kept) and run.history["train_loss_personal"].argmin() == run.best.round / 2
     data, _ = split_here(TASK)
@@ -149,10 +201,10 @@ def test_no_number_of_a_clients_own_part_leaves(name):
     method, task = METHODS[name]
     spy = Spy()
     data, _ = split_here(task)
-    _, transport = at_nodes(method, task, spy, split=SPLIT, **OPTIONS)
+    _, transport = at_nodes(method, task, spy, split=SPLIT, **TWO)
     own = set()  # the numbers of all own parts in all rounds
     for rounds in range(1, 5):
-        after = fedax.simulate(method, task, data, **OPTIONS | {"rounds": rounds})
+        after = fedax.simulate(method, task, data, **TWO | {"rounds": rounds})
         own |= {float(x) for i in range(5) for leaf in jax.tree.leaves(after.personal(i)[1]) for x in np.ravel(leaf)}
     kept = [load_file(path) for site in transport.sites.values() for path in site.folder.glob("models/*/*/*")]
     there = {float(x) for each in kept for name, leaf in each.items() if name.startswith("1.") for x in np.ravel(leaf)}
@@ -180,30 +232,10 @@ def test_a_part_of_which_nobody_knows_whose_it_is_has_no_figure():
     assert np.isfinite(run.history["test_loss"]).all() and np.isfinite(run.history["train_loss_personal"]).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("first", {"secure": fedax.SecureSum(clip=10.0)}),
-        ("ditto", {"compress": fedax.TopK(0.5)}),
-        ("mr-mtl", {"privacy": fedax.DP(clip=0.5, noise=0.5, delta=1e-3, noise_seed=7)}),
-    ],
-    ids=["secure", "compressed", "private"],
-)
-def test_with_what_a_run_puts_around_a_method(name, more):
-    pytest.importorskip("cryptography")
-    method, task = METHODS[name]
-    options = OPTIONS | more
-    data = numbered(TRAIN, task).with_weights(np.full(5, 0.2))
-    transport = Here(here.sites(data, WHERE, known=here.rosters(3)), forgets=True)
-    run = here.trained(method, task, data, transport, **options)
-    other = fedax.simulate(method, task, data, **options)
-    equal(run, other, [*own_columns(other), "turn_age", "newcomers"])
-
-
 def test_at_a_server_that_does_not_wait():
     transport = here.Timed(here.sites(numbered(TRAIN, TASK), WHERE), lambda number, message: 1.0 + number % 3)
     method, options = METHODS["mr-mtl"][0], OPTIONS | {"pace": fedax.Async(2, 1, start="idle"), "rounds": 6}
-    run = train(method, TASK, Fleet(transport), here.told(method, TASK, **options), **options)
+    run = train(method, TASK, Fleet(transport).dealt(SPLIT), here.told(method, TASK, **options), **options)
     assert np.isfinite(run.history["train_loss_personal"]).all()
     assert run.history["newcomers"][0] == 5 > run.history["newcomers"][-1]
     assert run.history["turn_age"][-1] > 0
@@ -227,12 +259,12 @@ def test_owners_rules_hold_for_them(policy, hint):
 @pytest.mark.parametrize("name", ["ditto", "first"])
 def test_a_run_that_was_stopped_goes_on_with_the_same_figures(name, tmp_path):
     method, task = METHODS[name]
-    whole, _ = at_nodes(method, task, split=SPLIT, **OPTIONS)
+    whole, _ = split_run(name)
     sites = here.sites(numbered(TRAIN, task), WHERE)
 
     def go(spy=None):
         fleet = Fleet(Here(sites, spy, forgets=True), timeout=5.0).dealt(SPLIT)
-        return train(method, task, fleet, here.told(method, task, **OPTIONS), checkpoint=tmp_path, **OPTIONS)
+        return train(method, task, fleet, here.told(method, task, **TWO), checkpoint=tmp_path, **TWO)
 
     def stops(number, message, answer):
         if any(head["kind"] == "exchange" and head["round"] == 3 for head in heads_of(message)):
@@ -246,11 +278,22 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_figures(name, tmp_path):
         assert on.history[column].tolist()[-1:] == whole.history[column].tolist()[-1:]
 
 
-def test_an_initial_model_that_nodes_cannot_know_is_refused():
-    x = {"w": np.ones(3, np.float32)}
-    with pytest.raises(ConfigError, match=r"params.*task\.start"):
-        at_nodes(*METHODS["mr-mtl"], **OPTIONS | {"params": x})
-    with pytest.raises(ConfigError, match=r"params.*STEM.*task\.start"):
-        at_nodes(fedax.create("stem", prev="local"), TASK, **OPTIONS | {"params": x})
-    run, _ = at_nodes(*METHODS["ifca"], **OPTIONS | {"params": x})  # of which clients keep nothing at the beginning
-    assert run.status == "finished"
+ONE = {"rounds": 1, "work": fedax.Steps(1)}
+
+
+@pytest.mark.parametrize("of_nodes", [True, False], ids=["drawn", "sent"])
+def test_the_runs_of_one_frozen_part_share_programs(compilations, of_nodes):
+    task = dataclasses.replace(fedax.tasks.softmax_regression(3, 2))
+    params = None if of_nodes else jax.tree.map(lambda leaf: leaf + 1, task.init(jax.random.key(0)))
+    own, part = fedax.tasks.partial(task, "b"), fedax.tasks.partial(task, "b", params)
+    sites = here.sites(numbered(TRAIN, MLP), [[*range(5)]], Made(METHOD, own, ONE))
+    go = lambda **more: train(METHOD, part, Fleet(Here(sites)), {"told": "it"}, **ONE | more)  # noqa: E731
+    go()
+    assert compilations() > 0
+    go(seed=1)
+    assert compilations() == 0
+    frozen = jax.tree.map(lambda leaf: leaf + 2, part.frozen)
+    other = own.with_frozen(frozen)
+    assert other is own.with_frozen(jax.tree.map(np.array, frozen)) is not own.with_frozen(part.frozen)
+    np.testing.assert_array_equal(other.frozen["w"], frozen["w"])
+    assert own.with_frozen({"w": -0.0 * own.frozen["w"]}) is not own.with_frozen({"w": 0.0 * own.frozen["w"]})

@@ -25,6 +25,16 @@ def test_a_server_without_data_makes_the_same_plan(work):
     assert jax.tree.map(lambda leaf: leaf.shape, census.examples(7)) == {"x": (7, 3), "y": (7,)}
 
 
+def test_who_takes_part_is_no_part_of_the_work_of_clients():
+    def plan(**options):
+        return make_job(fedax.create("fedavg"), TASK, DATA, rounds=2, place=fedax.Place(chunk_size=2), **options).plan
+
+    full, some = plan(), plan(participation=fedax.Dropout(fedax.Uniform(3), 0.2), guard=True)
+    assert full != some and full.of_clients == some.of_clients
+    two, three = (plan(work=fedax.Steps(steps)).of_clients for steps in (2, 3))
+    assert two != three
+
+
 def test_loops_are_graphs_where_a_gpu_would_wait_for_their_start(monkeypatch):
     def plan(chunk_size=None, **options):
         place = fedax.Place(chunk_size=chunk_size)

@@ -316,7 +316,7 @@ def test_personal_models_after_kills_and_at_their_sites(federation: Federation, 
     result, _ = predict(out, "--client=3")
     assert result.exit_code == 2 and "client = '3'" in result.stderr and "at its site" in result.stderr
     result, _ = predict(folder / "n2.state", "--client=3")  # both runs have left one
-    files = sorted((folder / "n2.state" / "site" / "models").glob("*/3.safetensors"))
+    files = sorted((folder / "n2.state" / "site" / "models").glob("*/*/3.safetensors"))
     assert result.exit_code == 2 and len(files) == 2 and all(str(file) in result.stderr for file in files)
     assert len({*(_arrays(file) for file in files)}) == 1
     tables = []

@@ -391,10 +391,13 @@ def test_only_health_is_answered_without_a_signature(network: Network) -> None:
 
 
 def test_what_only_passes_messages_on_has_no_jax() -> None:
-    """The link and the node's first process, which run for as long as the federation does."""
-    look = "import sys, fedax.sites.service.link, fedax.sites.service.node; print(*sys.modules)"
+    """The link and the node's first process, which run for as long as the federation does; a worker without a site."""
+    look = "import sys, fedax.sites.service.link, fedax.sites.service.node; print(*sys.modules)\n"
+    look += "import fedax.sites.service.worker; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, text=True)
-    assert not {"jax", "equinox", "pandas", "scipy", "numpy"} & set(out.stdout.split())
+    first, worker = (set(line.split()) for line in out.stdout.splitlines())
+    assert not {"jax", "equinox", "pandas", "scipy", "numpy"} & first
+    assert not {"jax", "equinox", "pandas", "scipy"} & worker
 
 
 def test_fedax_does_not_import_the_packages_of_a_deployment() -> None:

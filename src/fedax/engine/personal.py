@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +23,6 @@ from fedax.engine.loop import (
     Clients,
     Counters,
     Federation,
-    Hyper,
     State,
     draw_rounds,
     exchange_key,
@@ -128,20 +128,23 @@ def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clie
     assert plan is not None
     here = {part: rows for part, rows in plan.rows.items() if rows is not None}
     held = {part: (job.evaluation.held[part], *rows) for part, rows in here.items()}
-    values = functools.partial(_held_out, job.plan.task.bound(fed.frozen), job.x)
-    blocks = tuple((part, _block(values, held[part][0], int(rows.sizes.max()))) for part, rows in here.items())
-    static = {"plan": job.plan, "blocks": blocks, "train": job.evaluation.train == TRAIN[0]}
-    found: Evaluated = _evaluated(job.hyper, fed, job.key, server, memory, who, held, plan.turns or 0, index, **static)
+    blocks = tuple(
+        (part, _held_block(job.plan.task, job.x, fed.frozen, held[part][0], int(rows.sizes.max())))
+        for part, rows in here.items()
+    )
+    method, turned = _turned(job.hyper.method, memory)
+    static = {"plan": job.plan.of_clients, "blocks": blocks, "train": job.evaluation.train == TRAIN[0]}
+    found: Evaluated = _evaluated(method, fed, job.key, server, turned, who, held, plan.turns or 0, index, **static)
     return found
 
 
 @compiled(static=["plan", "blocks", "train"])
 def _evaluated(
-    hyper: Hyper,
+    method: Algorithm,
     fed: Federation,
     key: Array,
     server: Tree,
-    memory: Tree,
+    memory: Turned,
     who: Clients,
     held: dict[str, Tree],
     turns: Number,
@@ -152,7 +155,7 @@ def _evaluated(
     train: bool,
 ) -> Evaluated:
     sizes = dict(blocks)
-    model = inner(resolve(hyper.method, index)).model(server)
+    model = resolve(method, index).model(server)
     loss = functools.partial(_loss, plan.task.bound(fed.frozen), model)
     block = _block(loss, fed.examples, plan.max_size) if train else 0
 
@@ -169,28 +172,30 @@ def _evaluated(
         }
         return Evaluated(mean, parts, last)
 
-    shared = _inputs(hyper, (server, held, turns), fed, key, index)
+    shared = _inputs(method, (server, held, turns), fed, key, index)
     found: Evaluated = _looked(look, shared, memory, who, plan)
     return found
 
 
 @compiled(static=["plan"])
 def _models(
-    hyper: Hyper, fed: Federation, key: Array, server: Tree, memory: Tree, who: Clients, turns: Number, index: Number,
-    *, plan: RunPlan,
+    method: Algorithm, fed: Federation, key: Array, server: Tree, memory: Turned, who: Clients, turns: Number,
+    index: Number, *, plan: RunPlan,
 ) -> Tree:  # fmt: skip
     """The own models of some clients, pytrees of leaves [S, ...], and the parts of the model that they keep."""
-    shared = _inputs(hyper, (server, {}, turns), fed, key, index)
+    shared = _inputs(method, (server, {}, turns), fed, key, index)
     return _looked(lambda v, h, *_: (v.tree, h), shared, memory, who, plan)
 
 
-def _inputs(hyper: Hyper, of: tuple[Tree, Tree, Number], fed: Federation, key: Array, index: Number) -> SharedInputs:
+def _inputs(
+    method: Algorithm, of: tuple[Tree, Tree, Number], fed: Federation, key: Array, index: Number
+) -> SharedInputs:
     """What all clients' own models are made of: ``of`` is the server's state, held-out examples, newcomers' turns."""
-    begun = inner(resolve(hyper.method, 0))  # of turns: a rate that falls would leave later newcomers where they are
-    return SharedInputs(resolve(hyper.method, index), Wire(), (*of, begun), fed, key, index)
+    begun = resolve(method, 0)  # of turns: a rate that falls would leave later newcomers where they are
+    return SharedInputs(resolve(method, index), Wire(), (*of, begun), fed, key, index)
 
 
-def _looked(look: Callable[..., Tree], shared: SharedInputs, memory: Tree, who: Clients, plan: RunPlan) -> Tree:
+def _looked(look: Callable[..., Tree], shared: SharedInputs, memory: Turned, who: Clients, plan: RunPlan) -> Tree:
     """What ``look(v, h, task, last, client, shared)`` finds of clients' own models v, for the task with their own part
     h; as their work in an exchange."""
 
@@ -201,10 +206,10 @@ def _looked(look: Callable[..., Tree], shared: SharedInputs, memory: Tree, who: 
 
 
 def _client(
-    look: Callable[..., Tree], plan: RunPlan, shared: SharedInputs, memory: Tree, client: Clients
+    look: Callable[..., Tree], plan: RunPlan, shared: SharedInputs, turned: Turned, client: Clients
 ) -> tuple[Tree, ClientResult, Counters]:
     server, _, turns, begun = shared.download
-    turned, method = _turned_memory(shared.method, memory), inner(shared.method)
+    method = shared.method
     model = method.model(server)
     new = turned.last < 0
 
@@ -303,8 +308,9 @@ def own_models(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Cli
     """The whole models of some clients, leaves [S, ...]; arguments as of :func:`evaluated`."""
     plan = job.evaluation.personal
     assert plan is not None
-    alone = dataclasses.replace(job.plan, mesh=None)
-    v, h = _models(job.hyper, fed, job.key, server, memory, who, plan.turns or 0, index, plan=alone)
+    alone = dataclasses.replace(job.plan.of_clients, mesh=None)
+    method, turned = _turned(job.hyper.method, memory)
+    v, h = _models(method, fed, job.key, server, turned, who, plan.turns or 0, index, plan=alone)
     models: Tree = jax.vmap(lambda v, h: job.delivered(Vector(v), h))(v, h)
     return models
 
@@ -328,13 +334,29 @@ def inner_state(method: Algorithm, server: Tree) -> Tree:
     return server
 
 
-def _turned_memory(method: Algorithm, memory: Tree) -> Turned:
+def _turned(method: Algorithm, memory: Tree) -> tuple[Algorithm, Turned]:
+    """The method inside of :class:`LastTurn`, and of clients' memory what that layer keeps.
+
+    What else a run puts around a method, such as compression, is no part of the programs about personal models.
+    """
     for layer in layers_of(method):
         if isinstance(layer, LastTurn):
             break
         memory = layer.own_memory(memory)
-    found: Turned = memory
-    return found
+    return inner(method), memory
+
+
+_held_blocks: weakref.WeakKeyDictionary[Task, dict[Unknown, int]] = weakref.WeakKeyDictionary()
+
+
+def _held_block(task: Task, x: Vector, frozen: Tree, examples: Tree, most: int) -> int:
+    """:func:`_block` of held-out examples; it is traced once for all evaluations."""
+    leaves, structure = jax.tree.flatten((x, frozen, examples))
+    form = most, structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
+    known = _held_blocks.setdefault(task, {})
+    if form not in known:
+        known[form] = _block(functools.partial(_held_out, task.bound(frozen), x), examples, most)
+    return known[form]
 
 
 def _block(values: Callable[[Tree, Array], Tree], examples: Tree, most: int) -> int:

@@ -82,6 +82,11 @@ class RunPlan:
         """How many there are."""
         return 1 if self.mesh is None else self.mesh.size
 
+    @property
+    def of_clients(self) -> "RunPlan":
+        """What of it counts for a client's work: runs that differ only in who takes part share programs of that."""
+        return dataclasses.replace(self, full=True, missing=None, by_number=False, watched=False, stops=False)
+
 
 class ExchangeForm(NamedTuple):
     """Shapes and types of what one exchange sends and leaves, trees of ``jax.ShapeDtypeStruct``.

@@ -2,6 +2,7 @@
 
 import fnmatch
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,8 +142,27 @@ class Partial(Task):
         return partial(self.given, self.rule, params)
 
     def with_frozen(self, frozen: Any) -> "Partial":
-        """Return a copy with other frozen values."""
-        return _made(self.given, self.init, frozen, self.joined, self.rule)
+        """Return a copy with other frozen values; the same object for the same ones, as long as somebody has it."""
+        for known in (self, *self._copies):
+            if _same(known.kept, frozen):
+                return known
+        copy = _made(self.given, self.init, frozen, self.joined, self.rule)
+        self._copies.add(copy)
+        return copy
+
+    @functools.cached_property
+    def _copies(self) -> "weakref.WeakSet[Partial]":
+        return weakref.WeakSet()
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two pytrees have the same arrays, bit for bit."""
+    kind = [(jax.tree.structure(each), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(each)])
+            for each in (one, other)]  # fmt: skip
+    if kind[0] != kind[1]:
+        return False
+    bits = ([np.ravel(leaf).view(np.uint8) for leaf in map(np.asarray, jax.tree.leaves(each))] for each in (one, other))
+    return all(np.array_equal(a, b) for a, b in zip(*bits, strict=True))
 
 
 def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params], Params]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 Arrays are sent as a safetensors file, named by their paths in the tree, and are checked against the form that the
 receiver expects. No message contains code.
+
+JAX, which is slow to import, is imported where arrays are: what only passes messages on does without.
 """
 
 import hashlib
@@ -9,15 +11,12 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-import jax
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fedax.contract.types import Tree, Unknown
-from fedax.engine.checkpoint import stored_kind
 from fedax.errors import NodeError
 
 SEVERAL = "several"  # the kind of a message of several parts
@@ -31,7 +30,7 @@ class Message(NamedTuple):
         tensors: a safetensors file, or nothing.
     """
 
-    head: dict[str, Unknown]
+    head: dict[str, Any]
     tensors: bytes = b""
 
     @property
@@ -83,20 +82,22 @@ class Transport(Protocol):
         """
 
 
-def packed(trees: Mapping[str, Tree]) -> bytes:
+def packed(trees: Mapping[str, Any]) -> bytes:
     """Some pytrees of arrays as one safetensors file; the bits of every type of number are kept.
 
     Of a large array that is nearly all zeros, such as the histogram of a metric, only the others are in it, and where
     they are.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp
         >>> file = packed({"upload": {"w": jnp.ones(2, jnp.bfloat16)}, "ids": np.arange(2)})
         >>> unpacked(file, {"upload": {"w": jax.ShapeDtypeStruct((2,), jnp.bfloat16)}, "ids": np.zeros(2, int)}, "it")
         {'ids': array([0, 1]), 'upload': {'w': array([1, 1], dtype=bfloat16)}}
         >>> len(packed({"histogram": np.zeros(10_000)})) < 300
         True
     """
+    from fedax.engine.checkpoint import stored_kind
+
     arrays = {}
     for name, leaf in arrays_of(trees).items():
         array = np.ascontiguousarray(leaf).reshape(np.shape(leaf))
@@ -119,7 +120,7 @@ def _nonzero(array: np.ndarray) -> np.ndarray | None:
     return np.flatnonzero(bits).astype(np.uint32)
 
 
-def _whole(array: np.ndarray, where: np.ndarray, form: Tree, what: str) -> np.ndarray:
+def _whole(array: np.ndarray, where: np.ndarray, form: Any, what: str) -> np.ndarray:
     """The array that was sent as its nonzero numbers."""
     whole = np.zeros(math.prod(form.shape), array.dtype)
     at = where.astype(np.int64)
@@ -130,7 +131,7 @@ def _whole(array: np.ndarray, where: np.ndarray, form: Tree, what: str) -> np.nd
     return whole.reshape(form.shape)
 
 
-def unpacked(file: bytes, forms: Mapping[str, Tree], what: str) -> dict[str, Tree]:
+def unpacked(file: bytes, forms: Mapping[str, Any], what: str) -> dict[str, Any]:
     """The pytrees of a file that :func:`packed` made, after a check of their forms.
 
     Args:
@@ -141,6 +142,10 @@ def unpacked(file: bytes, forms: Mapping[str, Tree], what: str) -> dict[str, Tre
     Raises:
         NodeError: it is no such file, or an array is missing, too much, or of another shape or type.
     """
+    import jax
+
+    from fedax.engine.checkpoint import stored_kind
+
     try:
         found = safetensors.numpy.load(file) if file else {}
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -160,12 +165,14 @@ def unpacked(file: bytes, forms: Mapping[str, Tree], what: str) -> dict[str, Tre
             should = f"{kind}{list(form.shape)}"
             raise NodeError(f"{what}: {name} is {array.dtype}{list(array.shape)}, expected {should}")
         leaves.append(array.view(kind))
-    whole: dict[str, Tree] = jax.tree.unflatten(jax.tree.structure(dict(forms)), leaves)
+    whole: dict[str, Any] = jax.tree.unflatten(jax.tree.structure(dict(forms)), leaves)
     return whole
 
 
-def arrays_of(trees: Mapping[str, Tree]) -> dict[str, Tree]:
+def arrays_of(trees: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves of some pytrees by name, as :func:`packed` names them."""
+    import jax
+
     return {jax.tree_util.keystr(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(dict(trees))}
 
 
@@ -194,7 +201,7 @@ def joined(messages: Sequence[Message]) -> Message:
     return Message({"kind": SEVERAL, "parts": parts}, safetensors.numpy.save(arrays) if arrays else b"")
 
 
-def heads_of(message: Message) -> list[dict[str, Unknown]]:
+def heads_of(message: Message) -> list[dict[str, Any]]:
     """The heads of all parts of a message, or its own.
 
     Example:

@@ -726,7 +726,7 @@ def _run_clients(
     total, results, counters = _together(
         SharedInputs(run.job.hyper.method, wire, download, fed, run.job.key, np.int32(received.round)),
         np.int32(group), rows_of, there,
-        stage=received.stage, number=received.exchange, plan=run.plan,
+        stage=received.stage, number=received.exchange, plan=run.plan.of_clients,
     )  # fmt: skip
     return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], results), counters
 
