@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,6 +46,7 @@ from fedax.wire.wire import Wire
 if TYPE_CHECKING:
     from fedax.engine.job import EvaluationPlan, Job
 
+_KEPT_BYTES = 2**26  # of clients' own models that are made at once, and kept
 _OWN_TURN = 2**29  # far from the numbers of exchanges; see loop.py
 
 
@@ -107,10 +109,16 @@ def unseen(job: "Job", state: State, index: int) -> dict[str, Unknown]:
         return {}
     other = other._replace(key=job.key)
     who, server = everyone(other, index), inner_state(job.hyper.method, state.server)
-    fresh = resolve(other.hyper.method, 0).init_client(other.x)
-    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(who.ids), *jnp.shape(leaf))), fresh)
+    memory = _fresh(other.hyper.method, other.x, number=len(who.ids))
     found = row(other, who, evaluated(other, other.fed, server, memory, who, index), index)
     return {name: found[as_test] for name, as_test in _renamed(found).items()}
+
+
+@compiled(static=["number"])
+def _fresh(algorithm: Unknown, x: Vector, *, number: int) -> Tree:
+    """The memory of so many clients that were never asked."""
+    row = resolve(algorithm, 0).init_client(x)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number, *jnp.shape(leaf))), row)
 
 
 def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clients, index: int) -> Evaluated:
@@ -128,8 +136,7 @@ def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clie
     assert plan is not None
     here = {part: rows for part, rows in plan.rows.items() if rows is not None}
     held = {part: (job.evaluation.held[part], *rows) for part, rows in here.items()}
-    values = functools.partial(_held_out, job.plan.task.bound(fed.frozen), job.x)
-    blocks = tuple((part, _block(values, held[part][0], int(rows.sizes.max()))) for part, rows in here.items())
+    blocks = tuple((part, _block_of(job, fed, held[part][0], int(rows.sizes.max()))) for part, rows in here.items())
     static = {"plan": job.plan, "blocks": blocks, "train": job.evaluation.train == TRAIN[0]}
     found: Evaluated = _evaluated(job.hyper, fed, job.key, server, memory, who, held, plan.turns or 0, index, **static)
     return found
@@ -279,6 +286,17 @@ class PersonalModels:
 
     def some(self, ids: np.ndarray) -> Tree:
         """The models of some clients, by their numbers [S]: leaves [S, ...]."""
+        return self._made(ids) if self._all is None else jax.tree.map(lambda leaf: leaf[ids], self._all)
+
+    @functools.cached_property
+    def _all(self) -> Tree:
+        """The models of all clients on the host, made at once; ``None`` where they or the examples take much memory."""
+        number, form = self._job.plan.num_clients, jax.tree.leaves(self._job.plan.task.entire.form())
+        if self._job.data is not None or number * sum(leaf.size * leaf.dtype.itemsize for leaf in form) > _KEPT_BYTES:
+            return None
+        return jax.tree.map(np.asarray, self._made(np.arange(number)))
+
+    def _made(self, ids: np.ndarray) -> Tree:
         job = self._job
         who = Clients(*(leaf[ids] for leaf in self._everyone))
         fed = job.fed
@@ -311,7 +329,12 @@ def own_models(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Cli
 
 def _rows(memory: Tree, ids: Array) -> Tree:
     """Rows of the memory of all clients, wherever it is."""
-    return memory[ids] if isinstance(memory, ClientMemory) else jax.tree.map(lambda leaf: leaf[ids], memory)
+    return memory[ids] if isinstance(memory, ClientMemory) else _taken(memory, np.asarray(ids, np.int32))
+
+
+@compiled()
+def _taken(memory: Tree, ids: Array) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[ids], memory)
 
 
 def inner(method: Algorithm) -> Algorithm:
@@ -344,6 +367,21 @@ def _block(values: Callable[[Tree, Array], Tree], examples: Tree, most: int) -> 
         return values(batch, jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool))
 
     return min(1 << (most - 1).bit_length(), by_client.at_a_time(of_some, examples))
+
+
+_blocks: weakref.WeakKeyDictionary[Task, dict[Unknown, int]] = weakref.WeakKeyDictionary()
+
+
+def _block_of(job: "Job", fed: Federation, examples: Tree, most: int) -> int:
+    """The :func:`_block` of held-out examples, which each evaluation asks for; it is traced once."""
+    leaves, structure = jax.tree.flatten((fed.frozen, job.x, examples))
+    kind = jax.dtypes.canonicalize_dtype
+    form = most, structure, tuple((np.shape(leaf), kind(leaf.dtype)) for leaf in leaves)
+    known = _blocks.setdefault(job.plan.task, {})
+    if form not in known:
+        values = functools.partial(_held_out, job.plan.task.bound(fed.frozen), job.x)
+        known[form] = _block(values, examples, most)
+    return known[form]
 
 
 def _sums(values: Callable[[Tree, Array], Tree], examples: Tree, offset: Array, size: Array, block: int) -> Tree:
