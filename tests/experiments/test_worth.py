@@ -127,7 +127,8 @@ def test_figures_of_each_client_are_those_of_the_models_that_clients_get(persona
 
 
 def test_where_personal_models_were_tried_and_do_worse_than_alone_they_are_not_recommended_anew(opposed):
-    record = ran(opposed.folder.parent, methods=(OWN | {"personal_lr": 0.3, "lam": 9.0}, "fedavg"), seeds=3, name="tied")
+    methods = OWN | {"personal_lr": 0.3, "lam": 9.0}, "fedavg"
+    record = ran(opposed.folder.parent, methods=methods, seeds=3, name="tied")
     (problem,) = summary.problems([record])
     first, _, third, *_ = summary.verdict(problem)
     assert first.startswith("Neither a common model nor personal models help here") and "personal models 0" not in first
