@@ -33,7 +33,7 @@ parts = [{name = "one", recipe = "small.toml", methods = ["fedavg"], set = {"run
 """
 RECIPE = """
 name = "small"
-data = {name = "digits", clients = 3, split = {val = 0.2}}
+data = {name = "quadratics", clients = 3, dimension = 2}
 work = {kind = "steps", steps = 1}
 run = {rounds = 60, batch_size = 64, seeds = [3, 4], evaluate_every = 1}
 methods = [{name = "fedavg", lr = 0.1}, {name = "fednova", lr = 0.1}]
@@ -97,9 +97,10 @@ def study(folder, *where):
 def killed_at_work(folder, number):
     """Kill the first worker of this process once a job in the folder has rows, of so many workers."""
     wait_for(lambda: any(path.stat().st_size for path in (folder / "jobs").glob("*/run/metrics.jsonl")))
-    workers = children(os.getpid(), "fedax.")
+    workers, results = children(os.getpid(), "fedax."), folder / "results" / "one.jsonl"
+    over = results.exists() and results.read_text()
     os.kill(workers[0], signal.SIGKILL)
-    assert len(workers) == number
+    assert len(workers) == number and not over  # all were at work
 
 
 def test_a_study_ends_alike_when_a_worker_is_killed(tmp_path):
