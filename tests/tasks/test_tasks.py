@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedax
 from fedax import tasks
 
 RNG = np.random.default_rng(0)
