@@ -56,6 +56,7 @@ def test_no_choice_breaks_the_rules(name):
 def test_holes_of_grids_are_named_in_the_study_and_on_its_page(name):
     """Of every part with a verdict; a hole that nobody names is a fault, as is a printed value left out."""
     loaded, page = study.load(name), (study.HERE / f"{name}.md").read_text(encoding="utf-8")
+    unnamed = set()
     for part in loaded.parts.values():
         if part.section.tune is None or part.section.provisional:
             continue
@@ -63,8 +64,8 @@ def test_holes_of_grids_are_named_in_the_study_and_on_its_page(name):
         for label, which in part.section.holes.items():
             assert all(hole in " ".join(page.split()) for hole in which)
             part.section.holes[label] = which[1:]
-            assert f"{part.name}: {label}: {which[0]} was not tried." in faults(loaded, study.HERE / name)
-            part.section.holes[label] = which
+            unnamed.add(f"{part.name}: {label}: {which[0]} was not tried.")
+    assert not unnamed or unnamed <= {*faults(loaded, study.HERE / name)}
 
 
 @pytest.mark.parametrize("name", STUDIES)

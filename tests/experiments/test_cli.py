@@ -47,6 +47,7 @@ ALL = [
     for name, command in commands.items()
 ]
 SMALL = '"quadratics", clients = 3, dimension = 2'  # data whose programs are smaller
+QUICK = TINY.replace('"digits", clients = 3, partition = "iid"', SMALL)
 
 
 @pytest.fixture
@@ -249,7 +250,7 @@ def test_compare_digits(here):
 def test_some_methods_of_a_file_here_or_on_other_processes(here):
     three = ', {name = "fednova", label = "nova", lr = 0.1}, {name = "fedprox", lr = 0.1}]'
     sweep = '\n[sweep.grid]\n"methods.nova.lr" = [0.1, 0.2]\n"methods.fedprox.lr" = [0.1, 0.2]\n'
-    (here / "three.toml").write_text(TINY.replace("}]", "}" + three) + sweep)
+    (here / "three.toml").write_text(QUICK.replace("}]", "}" + three) + sweep)
     result = run_cli("run", "three.toml", "--methods", "fednova,fedavg", "--out", "run")
     assert result.exit_code == 0, result.output
     assert read("run").labels == ["fedavg", "nova"]
@@ -344,8 +345,9 @@ def test_compare_takes_all_data_sets_that_are_listed(here):
 
 
 def test_a_study_that_is_stopped_goes_on_by_the_same_command(here):
+    (here / "quick.toml").write_text(QUICK)
     (here / "study.toml").write_text(
-        'name = "mine"\nparts = [{name = "a", recipe = "tiny.toml", methods = ["fedavg"]}]\n'
+        'name = "mine"\nparts = [{name = "a", recipe = "quick.toml", methods = ["fedavg"]}]\n'
     )
     stopped = run_cli("study", "study.toml", "--hours", "0")
     assert (stopped.exit_code, stopped.stdout) == (1, "")
@@ -516,7 +518,7 @@ def test_an_output_of_another_encoding_in_a_notebook_that_forces_colours(here):
 
 
 def test_nobody_needs_to_read_the_output(here):
-    (here / "small.toml").write_text(TINY.replace('"digits", clients = 3, partition = "iid"', SMALL))
+    (here / "small.toml").write_text(QUICK)
     done = started("run", "small.toml", "--out", "run")
     assert done.stdout.readline().startswith("Data")
     done.stdout.close()

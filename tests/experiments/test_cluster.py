@@ -232,7 +232,9 @@ def hospitals(tmp_path):
 
 @pytest.mark.parametrize("configured", [True, False])
 def test_personal_models_come_back_as_they_are_made_in_this_process(tmp_path, hospitals, configured):
-    experiment = build(PERSONAL | {"data": hospitals})
+    """As a configuration; and in Python with one method that keeps a part and one that tunes all."""
+    methods = PERSONAL["methods"] if configured else PERSONAL["methods"][1:]
+    experiment = build(PERSONAL | {"data": hospitals, "methods": methods})
     given = {"rounds": 2, "batch_size": 16, "seeds": 1, "test": experiment.test, "val": experiment.val}
     texts = {}
     for place, executor in {"here": None, "wild": Wild()}.items():

@@ -102,6 +102,7 @@ def sites(seed, rows=12):
 
 
 DATA, VAL, TEST = sites(0), sites(1, 5), sites(2, 5)
+MEASURED = TASK.with_metrics(mae=fedax.metrics.MAE())
 AVERAGED = "mine <i> & $x_1$"
 METHODS = {
     AVERAGED: Averaged(0.1),
@@ -120,12 +121,12 @@ OPTIONS = {
 
 
 def compare(methods=METHODS, **changes):
-    return fedax.compare(methods, TASK, DATA, **{"seeds": [3, 5], **OPTIONS, **changes})
+    return fedax.compare(methods, TASK, DATA, **{"seeds": [3, 5], "metrics": ["mae"], **OPTIONS, **changes})
 
 
 @pytest.fixture(scope="module")
 def comparison_run(tmp_path_factory, plots):
-    extra = {"metrics": ["mae"], "judge": "test_miss_error", "baselines": {"lr": 0.05}}
+    extra = {"judge": "test_miss_error", "baselines": {"lr": 0.05}}
     with plots():
         return compare(out=tmp_path_factory.mktemp("compare") / "run", **extra)
 
@@ -151,7 +152,7 @@ def test_every_run_is_that_of_simulate(comparison_run):
     for label, method in METHODS.items():
         for run in record.of(label):
             method = fedax.create(method) if isinstance(method, str) else method
-            alone = fedax.simulate(method, TASK.with_metrics(mae=fedax.metrics.MAE()), DATA, seed=run.seed, **OPTIONS)
+            alone = fedax.simulate(method, MEASURED, DATA, seed=run.seed, **OPTIONS)
             assert run.status == alone.status and run.history.keys() == alone.history.keys()
             for name, column in alone.history.items():
                 if name != "seconds":
@@ -222,18 +223,22 @@ def test_one_that_was_stopped_goes_on_with_the_same_call(tmp_path):
     assert again.verdict == whole.verdict
 
 
+MADE = TASK.outputs, TASK.kind
 OTHERS = {
     "rounds": ({"rounds": 9}, "run.rounds was 8, is 9"),
     "methods": ({"methods": {**METHODS, "nova": fedax.create("fednova", lr=0.2)}}, "methods[1].lr"),
     "data": ({"data": sites(7)}, "data['x'] was"),
-    "task": ({"task": fedax.Task(TASK.init, lambda *a: 2 * huber(*a), TASK.metrics, None, TASK.name)}, "task.loss"),
+    "task": (
+        {"task": fedax.Task(TASK.init, lambda *a: 2 * huber(*a), TASK.metrics, None, TASK.name, *MADE)},
+        "task.loss",
+    ),
 }
 
 
 @pytest.mark.parametrize("which", OTHERS)
 def test_a_folder_with_something_else_is_refused(comparison_run, which, tmp_path_factory):
     changes, message = OTHERS[which]
-    given = {"methods": METHODS, "task": TASK, "data": DATA, "seeds": [3, 5], **OPTIONS} | changes
+    given = {"methods": METHODS, "task": TASK, "data": DATA, "seeds": [3, 5], "metrics": ["mae"], **OPTIONS} | changes
     place = tmp_path_factory.getbasetemp() / "refused"
     if not place.exists():
         compare(out=place)
@@ -282,7 +287,7 @@ def test_one_seed_no_held_out_data_and_a_method_that_diverges():
         "too far": Averaged(1e38),
         "calm": fedax.create("fedavg", lr=0.01),
     }
-    comparison = compare(methods, seeds=1, val=None, test=None)
+    comparison = compare(methods, seeds=1, val=None, test=None, metrics=())
     assert (
         comparison.verdict.startswith("good ended best, train loss")
         and "one seed does not tell this from chance" in comparison.verdict
@@ -294,8 +299,8 @@ def test_one_seed_no_held_out_data_and_a_method_that_diverges():
 
 def test_several_folders_and_problems(comparison_run, tmp_path):
     folder = comparison_run.records[0].folder
-    other = compare(["scaffold"], out=tmp_path / "other", metrics=["mae"], participation=fedax.Uniform(2))
-    same = compare({"late": Averaged(0.05)}, out=tmp_path / "same", judge="test_miss_error", metrics=["mae"])
+    other = compare(["scaffold"], out=tmp_path / "other", participation=fedax.Uniform(2))
+    same = compare({"late": Averaged(0.05)}, out=tmp_path / "same", judge="test_miss_error")
     both = fedax.load(folder, tmp_path / "same")
     assert len(both.problems) == 1 and len(both.labels) == 4 and both.verdict
     apart = fedax.load(folder, tmp_path / "other")
@@ -312,9 +317,10 @@ def test_of_other_data_and_losses_the_problems_are_others(tmp_path):
     compare(["fedavg"], out=tmp_path / "one", seeds=1)
     moved = sites(0)
     moved.examples["y"][:] += 1
-    fedax.compare(["fedavg"], TASK, moved, out=tmp_path / "data", seeds=1, **OPTIONS)
-    task = fedax.Task(TASK.init, lambda *a: 2 * huber(*a), TASK.metrics, None, TASK.name, TASK.outputs, TASK.kind)
-    fedax.compare(["fedavg"], task, DATA, out=tmp_path / "task", seeds=1, **OPTIONS)
+    given = OPTIONS | {"metrics": ["mae"], "seeds": 1}
+    fedax.compare(["fedavg"], TASK, moved, out=tmp_path / "data", **given)
+    task = fedax.Task(TASK.init, lambda *a: 2 * huber(*a), TASK.metrics, None, TASK.name, *MADE)
+    fedax.compare(["fedavg"], task, DATA, out=tmp_path / "task", **given)
     assert len(fedax.load(tmp_path / "one", tmp_path / "data", tmp_path / "task").problems) == 3
 
 
@@ -351,7 +357,7 @@ def test_what_a_notebook_shows(comparison_run):
         and comparison_run.verdict in page.text
         and len(comparison_run._repr_html_()) < 150_000
     )
-    run = fedax.simulate(Averaged(0.1), TASK, DATA, **OPTIONS)
+    run = fedax.simulate(Averaged(0.1), MEASURED, DATA, **OPTIONS)
     page = Page(run._repr_html_())
     assert page.seen.count("img") == 1 and f"{run.history['test_loss'][-1]:.4g}" in page.text
     assert "Round 8" in page.text and "finished" in page.text
@@ -368,7 +374,7 @@ def test_curves_are_those_of_the_histories(comparison_run):
         comparison_run.plot(column="testloss")
     with pytest.raises(fedax.ConfigError, match="bytes"):
         comparison_run.plot("byte")
-    run = fedax.simulate(Averaged(0.1), TASK, DATA, **OPTIONS)
+    run = fedax.simulate(Averaged(0.1), MEASURED, DATA, **OPTIONS)
     np.testing.assert_allclose(run.plot(column="val_loss").axes[0].lines[0].get_ydata(), run.history["val_loss"])
     with pytest.raises(fedax.ConfigError, match="column"):
         run.plot(column="seconds")

@@ -47,19 +47,40 @@ ROWS = [
 ]  # fmt: skip
 
 
-def answered(folder, form, rows):
-    """What the exported model answers in a process that has not what it should not need."""
-    program = (
-        "import sys, json, warnings\n"
-        f"sys.modules |= dict.fromkeys({BLOCKED[form]!r})\n"
-        f"sys.path.insert(0, {str(folder)!r})\n"
-        "import model; import numpy as np; warnings.simplefilter('ignore')\n"
-        "x = json.loads(sys.stdin.read())\n"
-        "print(json.dumps([np.asarray(model.answers(model.encode(x)), float).tolist(), model.predict(x).tolist()]))"
-    )
-    found = subprocess.run([sys.executable, "-c", program], input=json.dumps(rows), capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    return json.loads(found.stdout)
+PROGRAM = """
+import json, pathlib, sys, warnings
+sys.modules |= dict.fromkeys(json.loads(sys.argv[1]))
+for line in sys.stdin:
+    folder, x = json.loads(line)
+    sys.path.insert(0, folder)
+    import model; import numpy as np; warnings.simplefilter("ignore")
+    answers = np.asarray(model.answers(model.encode(x)), float).tolist()
+    print(json.dumps([answers, model.predict(x).tolist()]), flush=True)
+    sys.path.remove(folder)
+    for path in pathlib.Path(folder).glob("*.py"):
+        sys.modules.pop(path.stem, None)
+"""
+
+
+@pytest.fixture(scope="module")
+def answered():
+    """What an exported model answers in a process that has not what it should not need; a process for each form."""
+    processes = {}
+
+    def answered(folder, form, rows):
+        if form not in processes or processes[form].poll() is not None:
+            command = [sys.executable, "-c", PROGRAM, json.dumps(BLOCKED[form])]
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            processes[form] = subprocess.Popen(command, text=True, **pipes)
+        process = processes[form]
+        print(json.dumps([str(folder), rows]), file=process.stdin, flush=True)
+        answer = process.stdout.readline()
+        assert answer, process.communicate()[1]
+        return json.loads(answer)
+
+    yield answered
+    for process in processes.values():
+        process.communicate()
 
 
 def model_of(task, transform=None, labels=None, shape=None, kind="float32"):
@@ -85,7 +106,7 @@ LOOK = {"mean": tuple(range(WIDE)), "std": tuple(range(1, WIDE + 1))}
     ],
     ids=["softmax", "logistic", "mlp", "linear-mlp"],
 )
-def test_two_classes_of_tables(tmp_path, form, task):
+def test_two_classes_of_tables(answered, tmp_path, form, task):
     model = model_of(task, TRANSFORM, ("yes", "no"), (WIDE,))
     model.save(tmp_path / "m.safetensors")
     probabilities, classes = answered(export(tmp_path / "m.safetensors", form, tmp_path / "out"), form, ROWS)
@@ -97,7 +118,7 @@ def test_two_classes_of_tables(tmp_path, form, task):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("hidden", [(), (6,)])
-def test_three_classes_of_pictures(tmp_path, form, hidden):
+def test_three_classes_of_pictures(answered, tmp_path, form, hidden):
     task = fedax.tasks.mlp(2 * 2 * 3, 3, hidden=hidden, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     model = model_of(task, labels=("c", "a", "b"), shape=(2, 2, 3), kind="uint8")
     model.save(tmp_path / "m.safetensors")
@@ -117,7 +138,7 @@ def test_three_classes_of_pictures(tmp_path, form, hidden):
     ],
     ids=["linear", "no-bias", "mlp"],
 )
-def test_numbers(tmp_path, form, task):
+def test_numbers(answered, tmp_path, form, task):
     model = model_of(task, shape=(3,))
     model.save(tmp_path / "m.safetensors")
     x = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)

@@ -6,14 +6,22 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.experiments import run_cli
 from tests.processes import children, descendants, is_running, wait_for
 
 STUDY = """
 name = "mine"
-parts = [{name = "one", recipe = "small.toml", tune = {rounds = 20, again = 0, extend = 0}}]
+together = TOGETHER
+
+[[parts]]
+name = "one"
+recipe = "small.toml"
+set = {"run.seeds" = [3]}
+tune = {rounds = 20, again = 0, extend = 0}
 """
 ENDLESS = """
 name = "mine"
@@ -25,7 +33,7 @@ parts = [{name = "one", recipe = "small.toml", methods = ["fedavg"], set = {"run
 """
 RECIPE = """
 name = "small"
-data = {name = "digits", clients = 3, split = {val = 0.2}}
+data = {name = "quadratics", clients = 3, dimension = 2}
 work = {kind = "steps", steps = 1}
 run = {rounds = 60, batch_size = 64, seeds = [3, 4], evaluate_every = 1}
 methods = [{name = "fedavg", lr = 0.1}, {name = "fednova", lr = 0.1}]
@@ -38,7 +46,6 @@ LONG = ["--set", "run.rounds=100000", "--set", "run.evaluate_every=1000"]
 def started(tmp_path):
     """Starts commands of fedax in a folder with a study, and ends them with all that they started."""
     (tmp_path / "small.toml").write_text(RECIPE)
-    (tmp_path / "study.toml").write_text(STUDY)
     (tmp_path / "endless.toml").write_text(ENDLESS)
     (tmp_path / "plain.toml").write_text(PLAIN)
     (tmp_path / "tiny.toml").write_text(RECIPE.partition("sweep")[0])
@@ -81,17 +88,34 @@ def worker(command):
     return found[0] if found else None
 
 
-def test_a_study_ends_alike_when_a_worker_is_killed(started, tmp_path):
-    start, _ = started
-    assert start("study", "study.toml", "--out", "whole").wait(300) == 0
-    for out, *where in (("out", "--on", "processes:2"), ("alone", "--jobs", "1")):
-        disturbed = start("study", "study.toml", "--out", out, *where)
-        rows = (tmp_path / out / "jobs").glob
-        wait_for(lambda rows=rows: any(path.stat().st_size for path in rows("*/run/metrics.jsonl")))
-        os.kill(worker(disturbed), signal.SIGKILL)
-        assert disturbed.wait(300) == 0, (tmp_path / "output.txt").read_text()
-        assert lines_of(tmp_path / out) == lines_of(tmp_path / "whole")
-        assert len(lines_of(tmp_path / out)) == 6
+def study(folder, *where):
+    """Carry out a study by a command in this process, whose children its workers are."""
+    result = run_cli("study", str(folder.parent / f"{folder.name}.toml"), "--out", str(folder), *where)
+    assert result.exit_code == 0, result.output
+
+
+def killed_at_work(folder, number):
+    """Kill the first worker of this process once a job in the folder has rows, of so many workers."""
+    wait_for(lambda: any(path.stat().st_size for path in (folder / "jobs").glob("*/run/metrics.jsonl")))
+    workers, results = children(os.getpid(), "fedax."), folder / "results" / "one.jsonl"
+    over = results.exists() and results.read_text()
+    os.kill(workers[0], signal.SIGKILL)
+    assert len(workers) == number and not over  # all were at work
+
+
+def test_a_study_ends_alike_when_a_worker_is_killed(tmp_path):
+    """With a process for each of the four jobs, two at a time, and with one process for all of them."""
+    (tmp_path / "small.toml").write_text(RECIPE)
+    for name, together in (("whole", 9), ("each", 1), ("all", 9)):
+        (tmp_path / f"{name}.toml").write_text(STUDY.replace("TOGETHER", str(together)))
+    study(tmp_path / "whole", "--jobs", "1")
+    for name, number, *where in (("each", 2, "--on", "processes:2"), ("all", 1, "--jobs", "1")):
+        with ThreadPoolExecutor(1) as pool:
+            killed = pool.submit(killed_at_work, tmp_path / name, number)
+            study(tmp_path / name, *where)
+            killed.result()
+        assert lines_of(tmp_path / name) == lines_of(tmp_path / "whole")
+        assert len(lines_of(tmp_path / name)) == 4
 
 
 def test_a_job_that_loses_three_workers_is_named(started, tmp_path):

@@ -237,7 +237,7 @@ def test_an_agreement_that_is_damaged(tables: pathlib.Path, tmp_path: pathlib.Pa
 
 def test_what_an_owner_keeps_from_the_tables_of_clients(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:
     config = config_of(tables, seeds=1, rounds=1)
-    config["methods"], config["task"] = config["methods"][:1], {"name": "mlp", "hidden": [2]}
+    config["methods"] = config["methods"][:1]
     del config["run"]["patience"], config["run"]["judge"]
     own = {0: Policy(columns=["train_loss", "val_loss", "val_accuracy", "val_auc", "val_f1"])}
     experiment = at_nodes(config, sites(tables, tmp_path, own))

@@ -79,8 +79,8 @@ methods = ["fedavg"]
 
 @pytest.fixture
 def made(tmp_path):
-    def make(parts=PART + "tune = {rounds = 2, again = 0}\n"):
-        (tmp_path / "small.toml").write_text(RECIPE)
+    def make(parts=PART + "tune = {rounds = 2, again = 0}\n", recipe=RECIPE):
+        (tmp_path / "small.toml").write_text(recipe)
         (tmp_path / "study.toml").write_text(f'name = "mine"\n{parts}')
         return read_study(tmp_path / "study.toml")
 
@@ -605,7 +605,7 @@ def test_choices_by_test_data_or_by_seeds_that_count_are_found(made, tmp_path):
 
 
 def test_a_study_from_its_choices_to_its_page(made, tmp_path):
-    study = made(PART + "tune = {extend = 0, again = 0}\n" + ONE_CHOICE)
+    study = made("together = 2\n" + PART + "tune = {extend = 0, again = 0}\n" + ONE_CHOICE)
     folder, lines = tmp_path / "out", []
     assert not carry_out(study, folder, hours=0.0)
     assert results_of(folder) == {}
@@ -665,8 +665,8 @@ def test_a_record_names_the_devices_of_all_its_runs(made, tmp_path):
 
 @pytest.fixture
 def four(made):
-    """Four jobs that one process takes."""
-    study = made(PART + 'set = {"run.seeds" = [3, 4]}\n')
+    """Four jobs that one process takes; of a method both have one program."""
+    study = made(PART + 'set = {"run.seeds" = [3, 4]}\n', RECIPE.replace('"dirichlet", alpha = 0.5', '"iid"'))
     return studies.Study(study.section.model_copy(update={"together": 4}), study.parts)
 
 

@@ -127,7 +127,8 @@ def test_figures_of_each_client_are_those_of_the_models_that_clients_get(persona
 
 
 def test_where_personal_models_were_tried_and_do_worse_than_alone_they_are_not_recommended_anew(opposed):
-    record = ran(opposed.folder.parent, methods=({"name": "ditto", "lam": 9.0}, "fedavg"), seeds=3, name="tied")
+    methods = OWN | {"personal_lr": 0.3, "lam": 9.0}, "fedavg"
+    record = ran(opposed.folder.parent, methods=methods, seeds=3, name="tied")
     (problem,) = summary.problems([record])
     first, _, third, *_ = summary.verdict(problem)
     assert first.startswith("Neither a common model nor personal models help here") and "personal models 0" not in first
@@ -178,15 +179,15 @@ def test_baselines_are_compared_seed_by_seed_on_the_same_test_rows(opposed, base
     assert one.interval()[1] - one.mean == pytest.approx(stats.t.ppf(1 - 0.025 / 8, 3) * error)  # of four
 
 
-def test_one_seed_and_one_split_are_said(opposed, tmp_path):
-    folder = tables(tmp_path / "few", np.array([[1.0, 0], [-1, 0]]), [90, 90])
-    record = ran(folder, methods=["fedavg"], seeds=1, split_seeds=False, rounds=4)
+def test_one_seed_and_one_split_are_said(opposed):
+    folder = opposed.folder.parent
+    record = ran(folder, methods=["fedavg"], seeds=1, split_seeds=False, rounds=4, name="few")
     (problem,) = summary.problems([record])
     assert problem.against["local only"].gap is None
     text = " ".join(summary.verdict(problem))
     assert "Intervals" not in text  # there are none
     assert "one seed does not tell this from chance" in text and "No common model" not in text
-    again = ran(tables(tmp_path / "same", np.array([[1.0, 0], [-1, 0]]), [90, 90]), seeds=2, split_seeds=False)
+    again = ran(folder, seeds=2, split_seeds=False, name="same")
     (problem,) = summary.problems([again])
     assert not problem.against["local only"].sure
     vars(problem)["against"] = {  # behind beyond the chance of training, but other test examples may say otherwise
@@ -196,7 +197,7 @@ def test_one_seed_and_one_split_are_said(opposed, tmp_path):
     text = " ".join(summary.verdict(problem))
     assert "Whether a common model is worth it is not clear: " in text and "No common model" not in text
     assert "Train alone" not in text and not summary.conclusion(problem)["train_alone"]
-    assert "on these test examples" in text and "Of 2 clients" not in text
+    assert "on these test examples" in text and "clients, against training alone" not in text
     assert "all rows in one place do not cover the test examples" in text
     assert not summary.conclusion(problem)["baselines"]["local only"]["gain"]
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedax
 from fedax import tasks
 
 RNG = np.random.default_rng(0)
@@ -264,3 +265,13 @@ def test_bfloat16_logits_and_parameters_have_losses_in_float32():
     one, other = (make(dtype).loss(jnp.ones((4, 3), dtype), batch, None) for dtype in (jnp.bfloat16, jnp.float32))
     assert one.dtype == np.float32
     np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_the_same_metrics_give_the_same_task():
+    """JAX then compiles once, however often a configuration with metrics is made into a task."""
+    task, own = fedax.tasks.softmax_regression(2, 3), lambda params, batch: batch["y"]
+    made = task.with_metrics(f1=fedax.metrics.F1("macro"), own=own)
+    assert made is task.with_metrics(f1=fedax.metrics.F1("macro"), own=own)
+    for other in ({"f1": fedax.metrics.F1("micro"), "own": own}, {"f1": fedax.metrics.F1("macro")}):
+        assert task.with_metrics(**other) is not made and task.with_metrics(**other).metrics["f1"] == other["f1"]
+    assert fedax.tasks.softmax_regression(2, 4).with_metrics(f1=fedax.metrics.F1("macro"), own=own) is not made

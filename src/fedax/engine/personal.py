@@ -107,10 +107,16 @@ def unseen(job: "Job", state: State, index: int) -> dict[str, Unknown]:
         return {}
     other = other._replace(key=job.key)
     who, server = everyone(other, index), inner_state(job.hyper.method, state.server)
-    fresh = resolve(other.hyper.method, 0).init_client(other.x)
-    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(who.ids), *jnp.shape(leaf))), fresh)
+    memory = _fresh(other.hyper.method, other.x, number=len(who.ids))
     found = row(other, who, evaluated(other, other.fed, server, memory, who, index), index)
     return {name: found[as_test] for name, as_test in _renamed(found).items()}
+
+
+@compiled(static=["number"])
+def _fresh(algorithm: Unknown, x: Vector, *, number: int) -> Tree:
+    """The memory of so many clients that were never asked."""
+    row = resolve(algorithm, 0).init_client(x)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number, *jnp.shape(leaf))), row)
 
 
 def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clients, index: int) -> Evaluated:
@@ -284,6 +290,7 @@ class PersonalModels:
 
     def some(self, ids: np.ndarray) -> Tree:
         """The models of some clients, by their numbers [S]: leaves [S, ...]."""
+        number, ids = len(ids), np.resize(ids, 1 << (len(ids) - 1).bit_length())  # few programs
         job = self._job
         who = Clients(*(leaf[ids] for leaf in self._everyone))
         fed = job.fed
@@ -294,7 +301,9 @@ class PersonalModels:
             fed = fed._replace(examples=jax.tree.map(lambda leaf: leaf[rows], job.data.examples))
             who = who._replace(offsets=np.cumsum([0, *sizes[:-1]]).astype(np.int32))
         memory = jax.tree.map(np.asarray, _rows(self._state.memory, ids))
-        return own_models(job, fed, inner_state(job.hyper.method, self._state.server), memory, who, self._index)
+        server = inner_state(job.hyper.method, self._state.server)
+        models = own_models(job, fed, server, memory, who, self._index)
+        return jax.tree.map(lambda leaf: leaf[:number], models)
 
     @functools.cached_property
     def _everyone(self) -> Clients:
@@ -317,7 +326,12 @@ def own_models(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Cli
 
 def _rows(memory: Tree, ids: Array) -> Tree:
     """Rows of the memory of all clients, wherever it is."""
-    return memory[ids] if isinstance(memory, ClientMemory) else jax.tree.map(lambda leaf: leaf[ids], memory)
+    return memory[ids] if isinstance(memory, ClientMemory) else _taken(memory, np.asarray(ids, np.int32))
+
+
+@compiled()
+def _taken(memory: Tree, ids: Array) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[ids], memory)
 
 
 def inner(method: Algorithm) -> Algorithm:

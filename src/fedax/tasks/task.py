@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -90,7 +91,7 @@ class Task:
     def with_metrics(self, **metrics: Callable[[Params, Examples], Any] | Metric | RunMetric) -> "Task":
         """This task with more metrics, or others of the same names.
 
-        It is another object, of which JAX compiles anew: make it once.
+        It is another object, of which JAX compiles anew; the same metrics give the same object.
 
         Args:
             metrics: name -> as of the class.
@@ -104,8 +105,7 @@ class Task:
             >>> list(task.metrics)
             ['accuracy', 'f1']
         """
-        together: dict[str, Any] = {**self.metrics, **self.run_metrics, **metrics}
-        return dataclasses.replace(self, metrics=together)
+        return measured_by(self, {**self.metrics, **self.run_metrics, **metrics})
 
     @property
     def whole_metrics(self) -> dict[str, Metric]:
@@ -268,6 +268,25 @@ class Task:
         augment = None if self.augment is None else functools.partial(_augmented, self.augment)
         metrics |= self.run_metrics
         return _Trained(init, loss, metrics, self.check, self.name, outputs, self.kind, augment, self)
+
+
+_MOST = 8  # copies of a task with other metrics that are kept, so that the same one is compiled once
+_measured: weakref.WeakKeyDictionary[Task, dict[Any, Task]] = weakref.WeakKeyDictionary()
+
+
+def measured_by(task: Task, metrics: Mapping[str, Any]) -> Task:
+    """A task with these metrics in place of its own; the same ones give the same object."""
+    key = tuple(metrics.items())
+    try:
+        hash(key)
+    except TypeError:  # a metric of the user's that cannot be compared
+        return dataclasses.replace(task, metrics=metrics)
+    known = _measured.setdefault(task, {})
+    if key not in known:
+        known[key] = dataclasses.replace(task, metrics=metrics)
+        while len(known) > _MOST:
+            del known[next(iter(known))]
+    return known[key]
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,6 +44,7 @@ from fedax.metrics import METRICS
 from fedax.numbers import check_number
 from fedax.registry import Component, Registry, within
 from fedax.tasks import TASKS
+from fedax.tasks.task import measured_by
 from fedax.tasks.trainable import LoRA
 from fedax.tracking import TRACKERS
 from fedax.wire import AVERAGES
@@ -492,7 +493,7 @@ def with_metrics(task: fedax.Task, run: Table) -> fedax.Task:
 def without_metrics(task: fedax.Task, names: Collection[str]) -> fedax.Task:
     """The task without metrics of these names."""
     kept = {name: metric for name, metric in {**task.metrics, **task.run_metrics}.items() if name not in names}
-    return dataclasses.replace(task, metrics=kept) if {*names} & task.metrics.keys() else task
+    return measured_by(task, kept) if {*names} & task.metrics.keys() else task
 
 
 def hyperparameters_of(section: MethodSection, label: str, code: own.Code) -> Table:

@@ -424,10 +424,8 @@ def accepted(part: StudyPart, label: str, point: Table) -> bool:
 
 
 def job_of(part: StudyPart, label: str, seed: int | None, config: Table) -> StudyJob:
-    hashed = copy.deepcopy(config)
-    hashed.pop("name")
-    for row in hashed["methods"]:
-        row.pop("label")
+    hashed = {name: value for name, value in config.items() if name != "name"}
+    hashed["methods"] = [{name: value for name, value in row.items() if name != "label"} for row in config["methods"]]
     task = hashed.get("task", {})
     if task.get("name", TASKS_OF.get(hashed["data"]["name"])) == "cnn":
         # Old results had init = "he" without saying so: they keep their keys, and the new default gets other keys.
