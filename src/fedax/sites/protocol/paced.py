@@ -30,7 +30,6 @@ from fedax.columns import TIME
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.asynchronous import heard_of
-from fedax.engine.checkpoint import Best
 from fedax.engine.clients import summed
 from fedax.engine.job import Job
 from fedax.engine.loop import Clients, Counters, Request, Response, State, converse, exchanges
@@ -138,16 +137,9 @@ class Paced(Remote):
     """
 
     def __init__(
-        self,
-        job: Job,
-        fleet: Fleet,
-        config: dict[str, Unknown],
-        number: int,
-        resumes: bool,
-        best: Sequence[Best | None],
-        arrivals: Path | None,
+        self, job: Job, fleet: Fleet, config: dict[str, Unknown], number: int, resumes: bool, arrivals: Path | None
     ):
-        super().__init__(job, fleet, config, number, resumes, best)
+        super().__init__(job, fleet, config, number, resumes)
         assert job.pacing is not None
         census = job.census
         self._schedule = LiveEventQueue(job.pacing.pace, census.num_clients, job.seed)

@@ -145,23 +145,18 @@ class Remote(HostServer):
         config: the configuration in plain JSON, from which nodes derive the same job.
         number: the number of the run, random, below 2^62; a run that continues has the same.
         resumes: whether there is a checkpoint to go on from.
-        best: its one entry is the best model so far.
+
+    Attributes:
+        best: its one entry is the best model so far, where one is looked for.
 
     Raises:
         NodeError: a node objects to the run.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        fleet: Fleet,
-        config: dict[str, Unknown],
-        number: int,
-        resumes: bool = False,
-        best: Sequence[Best | None] = (None,),
-    ):
+    def __init__(self, job: Job, fleet: Fleet, config: dict[str, Unknown], number: int, resumes: bool = False):
         super().__init__(job)
-        self.fleet, self._resumes, self._best = fleet, resumes, best
+        self.fleet, self._resumes = fleet, resumes
+        self.best: Sequence[Best | None] = (None,)
         dry = traced(job)
         self._forms, self._number = dry.forms, number
         agreement = agreement_of(job, fleet, config, number, program_of(dry))
@@ -245,7 +240,7 @@ class Remote(HostServer):
 
     def _with_best(self, message: Message) -> Message:
         """A message that also says which round was best so far: a node keeps its clients' own models of that round."""
-        best = self._best[0]
+        best = self.best[0]
         return message if best is None else message._replace(head=message.head | {"best": int(best.round)})
 
     def _evaluation(self, state: State, model: Tree, index: int) -> Asking[NodeFigures]:

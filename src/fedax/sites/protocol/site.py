@@ -347,8 +347,7 @@ class Site:
         masking, session = self._masked_session(received)
         bits = 64 if received.stage == EVALUATION else run.secure.bits
         offers = received.table("offers", masks.Offer.of)
-        head = {name: entry for name, entry in received.message.head.items() if name != "best"}  # asks for no number
-        asked = json.dumps(head, sort_keys=True).encode() + received.message.tensors
+        asked = json.dumps(received.message.head, sort_keys=True).encode() + received.message.tensors
         mask: Mask = lambda numbers, question: masking.masked(session, numbers, bits, offers, question, part)  # noqa: E731
         answer: Message = masking.once(session, asked) or make(mask)
         if (said := masking.stated(session)) is not None:

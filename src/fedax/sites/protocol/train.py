@@ -79,8 +79,9 @@ def train(given: _Trained) -> Run:
 
     def make(job: Job, resumes: bool, best: Sequence[Best | None]) -> Remote:
         number = _number(job, secrets.token_bytes(8) if folder is None else _kept(folder / "run.number"))
-        about = job, given.fleet, given.problem, number, resumes, best
+        about = job, given.fleet, given.problem, number, resumes
         made.append(Remote(*about) if job.pacing is None else Paced(*about, file))
+        made[0].best = best
         return made[0]
 
     run = conduct(job, make, given.callback, kept)
