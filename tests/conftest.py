@@ -22,11 +22,16 @@ os.environ.setdefault(
 # Where Python may not keep its bytecode, each process that a test starts compiles JAX's sources, for seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A shared cache, so that the processes that tests start do not compile the same programs again.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled = tempfile.mkdtemp(prefix="fedax-tests-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
-    atexit.register(shutil.rmtree, compiled, ignore_errors=True)
+# Files of tests lie in memory where it has room, for on a disk tests wait for it, and are gone with the run: one with
+# --basetemp keeps them. Processes that tests start share programs there, so as not to compile the same ones again.
+if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the folder of its run
+    memory = "/dev/shm"
+    room = "TMPDIR" not in os.environ and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
+    # pytest has asked for the folder before
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="fedax-tests-", dir=memory if room else None)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(os.environ["TMPDIR"], "compiled"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+    atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
 
 import jax
 import pytest

@@ -1399,16 +1399,28 @@ def nbytes(result: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(parts) if hasattr(leaf, "nbytes"))
 
 
-def check(reader: Reader, folder: Path, content: bytes, measured: bool = True) -> str | None:
-    """What is wrong with the reading of a file, or ``None``; to measure memory takes most of the time."""
+@contextlib.contextmanager
+def traced() -> Iterator[None]:
+    """Measure memory, which takes most of the time, of all files that are read within.
+
+    Once for many files: where Python stops tracing while a thread (of Arrow) ends, it can crash: CPython, issue 128679.
+    """
+    tracemalloc.start()
+    yield
+    time.sleep(0.2)  # threads come to rest
+    tracemalloc.stop()
+
+
+def check(reader: Reader, folder: Path, content: bytes) -> str | None:
+    """What is wrong with the reading of a file, or ``None``; within :func:`traced` also with its memory."""
     from fedax.errors import FedaxError
 
     error, result = None, None
     gc.disable()  # to look through what all earlier tests left takes seconds
     signal.signal(signal.SIGPROF, _stop)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    if measured:
-        tracemalloc.start()
+    tracemalloc.reset_peak()
+    before, _ = tracemalloc.get_traced_memory()  # 0 if not traced
     try:
         result = reader.read(folder, content)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -1424,8 +1436,7 @@ def check(reader: Reader, folder: Path, content: bytes, measured: bool = True) -
         caught.__traceback__ = None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _, peak = tracemalloc.get_traced_memory()  # 0 if not started
-        tracemalloc.stop()
+        peak = tracemalloc.get_traced_memory()[1] - before
         gc.enable()
     allowed = reader.slack + 4 * max(nbytes(result), len(content) * reader.ratio)
     if error is None and peak > allowed:
@@ -1477,12 +1488,17 @@ def main(name: str, number: int, most: float = math.inf) -> None:
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fedax-fuzz-"))
     for content in reader.good:
         reader.read(folder, content)
-        print("good file:", check(reader, folder, content) or "read")
-    began, done = time.perf_counter(), 0
+        with traced():
+            print("good file:", check(reader, folder, content) or "read")
+    began, done, measuring = time.perf_counter(), 0, contextlib.ExitStack()
 
     def one(content: bytes) -> None:
         nonlocal done
-        result = check(reader, folder, content, measured=done % 8 == 0)
+        if done % 1000 == 0:
+            measuring.enter_context(traced())
+        if done % 1000 == 100:
+            measuring.close()
+        result = check(reader, folder, content)
         done += 1
         if result is not None:
             result = re.sub(r"\d+", "0", result)

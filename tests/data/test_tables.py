@@ -92,6 +92,8 @@ def test_decimal_commas_and_other_encodings(files):
         (SOUTH, {}, "label = None: this is missing"),
         (b"", {"label": "ill"}, "south.csv: the file is empty"),
         ("age,ward,ill\n", {"label": "ill"}, "south.csv: it has no rows"),
+        ("\n", {"label": "ill"}, "south.csv: it has no rows"),
+        (b"\xef\xbb\xbf", {"label": "ill"}, "south.csv: it has no rows"),
         ("age,age,ill\n1,2,0\n", {"label": "ill"}, "two columns are called 'age'"),
         ("age,,ill\n1,2,0\n", {"label": "ill"}, "column 2 has cells and no name"),
         ("age,ill\n1,2,3\n1,2\n", {"label": "ill"}, "south.csv: line 2 has 3 of 2 cells"),

@@ -114,7 +114,7 @@ def test_a_link_on_a_read_only_system(tmp_path: Path) -> None:
     script = f"""set -e
 mount --bind {data} {data}
 mount -o remount,bind,ro /
-mount -t tmpfs none /dev/shm
+mount -o remount,bind,ro /dev/shm
 if touch {tmp_path}/x; then exit 9; fi
 cd {data}
 exec {sys.executable} -m fedax deploy link --folder link --port {port} --bind 127.0.0.1

@@ -334,7 +334,7 @@ def _checked(path: Path, content: bytes, names: list[str], separator: str) -> An
         )
     for note in notes:
         warnings.warn(f"{path}: {note}", DoubtfulWarning, stacklevel=caller_level())
-    del table[0]  # the names
+    del table[:1]  # the names, if the file has any
     columns = zip(*table, strict=True) if table else [()] * len(names)
     return pyarrow.table([pyarrow.array([cell or None for cell in each], pyarrow.string()) for each in columns], names)
 
