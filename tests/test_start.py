@@ -25,9 +25,10 @@ def test_the_command_line_imports_nothing_heavy():
     assert not heavy & set(python("import sys, fedax, fedax.cli; print(*sys.modules)"))
 
 
-def test_what_runs_experiments_imports_slow_libraries_where_they_are_used():
+@pytest.mark.parametrize("used", ["import fedax.experiments", "import fedax; fedax.simulate, fedax.compare"])
+def test_what_runs_experiments_imports_slow_libraries_where_they_are_used(used):
     slow = {"scipy", "matplotlib", "pandas", "sklearn"}
-    assert not slow & set(python("import sys, fedax.experiments; print(*sys.modules)"))
+    assert not slow & set(python(f"import sys; {used}; print(*sys.modules)"))
 
 
 def test_every_name_is_there():

@@ -3,8 +3,10 @@
 import base64
 import html
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from fedax.figures import Drawing, encode
+if TYPE_CHECKING:
+    from fedax.figures import Drawing
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -25,7 +27,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def image(figure: Drawing, text: str) -> str:
+def image(figure: "Drawing", text: str) -> str:
     """A figure as an HTML image that holds its own data.
 
     Args:
@@ -37,6 +39,8 @@ def image(figure: Drawing, text: str) -> str:
         >>> image(curves([Series("fedavg", [0, 1], [[1.0, 0.5]])]), "curves")[:27]
         '<img alt="curves" style="wi'
     """
+    from fedax.figures import encode  # slow
+
     content = base64.b64encode(encode(figure, "svg")).decode()
     style = "width:30em;max-width:100%;background:white"
     return f'<img alt="{html.escape(text)}" style="{style}" src="data:image/svg+xml;base64,{content}">'
