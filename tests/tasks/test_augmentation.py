@@ -213,6 +213,7 @@ def test_augmentations_that_do_not_fit(augment, kind, message):
 
 
 def test_arguments_of_crop_and_flip():
+    assert repr(tasks.CropAndFlip(crop=np.int64(2))) == repr(tasks.CropAndFlip(crop=2))
     for given, message in (({"crop": -1}, "crop = -1"), ({"crop": 1.5}, "crop = 1.5"), ({"flip": 1}, "flip = 1")):
         with pytest.raises(ConfigError, match=message):
             tasks.cnn((16, 16, 1), 3, **given)

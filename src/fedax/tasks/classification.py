@@ -10,8 +10,9 @@ from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
 from fedax.metrics import AUC, F1, MAE, R2
 from fedax.metrics.base import second
+from fedax.numbers import check_count
 from fedax.tasks import checks
-from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, number, whole
+from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, number
 from fedax.tasks.losses import correct, cross_entropy, once, ridge
 from fedax.tasks.task import Task
 
@@ -72,7 +73,7 @@ def classification(
         >>> print(task.loss(task.init(jax.random.key(0)), batch, None).round(4))
         [1.0986 1.0986]
     """
-    whole("classes", classes, low=2)
+    check_count("classes", classes, low=2)
     number("l2", l2, low=0)
     scale, weighed = scaling(mean, std), weighing(class_weights, classes)
 

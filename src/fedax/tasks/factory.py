@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedax.errors import ConfigError
+from fedax.numbers import check_count
 from fedax.tasks.task import Task
 
 Real = float | int
@@ -103,18 +104,6 @@ def _hashable(value: Any) -> Any:
     return tuple(_hashable(v) for v in value) if isinstance(value, (list, tuple)) else value
 
 
-def whole(field: str, value: Any, low: int = 1) -> None:
-    """Refuse anything but a whole number of at least ``low``.
-
-    Example:
-        >>> whole("features", 0)
-        Traceback (most recent call last):
-        fedax.errors.ConfigError: features = 0: give a whole number of at least 1
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(field, value, f"give a whole number of at least {low}")
-
-
 def number(field: str, value: Any, low: float, high: float = math.inf) -> None:
     """Refuse anything but a finite number from ``low`` up to, but not including, ``high``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < high:
@@ -128,5 +117,5 @@ def image(shape: Any, smallest: int) -> tuple[int, int, int]:
         raise ConfigError("shape", shape, "give (height, width, channels), such as (32, 32, 3)")
     height, width, channels = shape
     for field, value, low in (("height", height, smallest), ("width", width, smallest), ("channels", channels, 1)):
-        whole(f"shape's {field}", value, low)
+        check_count(f"shape's {field}", value, low)
     return height, width, channels

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedax.contract.indices import independent
 from fedax.errors import ConfigError, DataError
-from fedax.tasks.factory import whole
+from fedax.numbers import check_count
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CropAndFlip:
     channels_first: bool = False
 
     def __post_init__(self) -> None:
-        whole("crop", self.crop, low=0)
+        object.__setattr__(self, "crop", check_count("crop", self.crop, low=0))  # of NumPy too
         for field in ("flip", "channels_first"):
             if not isinstance(value := getattr(self, field), bool):
                 raise ConfigError(field, value, "give True or False")

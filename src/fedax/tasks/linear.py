@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.errors import ExampleError
+from fedax.numbers import check_count
 from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES, classification, weighing
-from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, number, whole
+from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, number
 from fedax.tasks.layers import dense
 from fedax.tasks.losses import ridge
 from fedax.tasks.task import Task
@@ -40,7 +41,7 @@ def quadratic(d: int) -> Task:
         >>> task.loss(jnp.array([1.0, 2.0]), {"H": jnp.eye(2)[None], "e": jnp.ones((1, 2))}, None).tolist()
         [-0.5]
     """
-    whole("d", d)
+    check_count("d", d)
 
     def loss(x: Any, batch: Any, key: Any) -> Any:
         # "highest": an accelerator's default may round the products to ten bits, and closed forms would not hold.
@@ -85,7 +86,7 @@ def linear_regression(features: int, bias: bool = True) -> Task:
         >>> task.loss(task.init(None), {"x": jnp.ones((1, 2)), "y": jnp.array([3.0])}, None).tolist()
         [9.0]
     """
-    whole("features", features)
+    check_count("features", features)
 
     def init(key: Any) -> Any:
         return {"w": jnp.zeros(features)} | ({"b": jnp.zeros(())} if bias else {})
@@ -132,7 +133,7 @@ def logistic_regression(features: int, l2: Real = 0.0, class_weights: ClassWeigh
         >>> print(task.loss(task.init(None), {"x": jnp.ones((1, 2)), "y": jnp.array([-1.0])}, None).round(4))
         [0.6931]
     """
-    whole("features", features)
+    check_count("features", features)
     number("l2", l2, low=0)
     weighed = weighing(class_weights, 2)
 
@@ -195,7 +196,7 @@ def softmax_regression(
         >>> print(task.loss(task.init(None), {"x": jnp.ones((1, 2)), "y": jnp.array([3])}, None).round(4))
         [2.3026]
     """
-    whole("features", features)
+    check_count("features", features)
 
     def init(key: Any) -> Any:
         return {"w": jnp.zeros((features, classes)), "b": jnp.zeros(classes)}

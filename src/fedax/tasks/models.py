@@ -17,10 +17,10 @@ from jaxtyping import PyTree
 
 from fedax.errors import ConfigError
 from fedax.metrics import Perplexity
-from fedax.numbers import check_room
+from fedax.numbers import check_count, check_room
 from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, classification, scaling
-from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, image, number, whole
+from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, image, number
 from fedax.tasks.images import augmentation
 from fedax.tasks.layers import conv2d, conv_and_pool, dense, dropout, group_norm, lstm
 from fedax.tasks.losses import correct, cross_entropy, ridge
@@ -134,7 +134,7 @@ def mlp(
         >>> [layer["w"].shape for layer in task.init(jax.random.key(0))]
         [(784, 50), (50, 10)]
     """
-    whole("features", features)
+    check_count("features", features)
     _check_hidden(hidden)
 
     def init(key: Any) -> Any:
@@ -180,7 +180,7 @@ def mlp_regression(
         >>> task.outputs(params, {"x": jnp.zeros((2, 8))}).tolist()
         [20.0, 20.0]
     """
-    whole("features", features)
+    check_count("features", features)
     _check_hidden(hidden)
     number("l2", l2, low=0)
     if isinstance(y_mean, bool) or not math.isfinite(y_mean):
@@ -216,7 +216,7 @@ def _check_hidden(hidden: Any) -> None:
     if not isinstance(hidden, tuple):
         raise ConfigError("hidden", hidden, "give the units of each hidden layer, such as (200, 200)")
     for units in hidden:
-        whole("hidden", units)
+        check_count("hidden", units)
 
 
 def _forward(params: Any, x: Any, key: Any = None) -> Any:
@@ -277,7 +277,7 @@ def cnn(
         28937
     """
     height, width, channels = size = image(shape, smallest=16)
-    whole("filters", filters)
+    check_count("filters", filters)
     if init not in (rules := {"lecun": lecun, "he": he}):
         raise ConfigError("init", init, 'give "lecun", or "he" for the weights of earlier studies')
 
@@ -417,7 +417,7 @@ def resnet18(
         11173962
     """
     size = image(shape, smallest=8)
-    whole("groups", groups)
+    check_count("groups", groups)
     if 64 % groups:
         raise ConfigError("groups", groups, "give a divisor of 64: 1, 2, 4, 8, 16, 32 or 64")
 
@@ -478,9 +478,9 @@ def char_lstm(vocabulary: int, embedding: int = 8, hidden: int = 256, layers: in
         >>> jax.eval_shape(task.loss, params, {"x": jnp.zeros((2, 5), int), "y": jnp.ones((2, 5), int)}, None).shape
         (2,)
     """
-    whole("vocabulary", vocabulary, low=2)
+    check_count("vocabulary", vocabulary, low=2)
     for field, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
-        whole(field, value)
+        check_count(field, value)
 
     def init(key: Any) -> Any:
         def recurrent(i: int) -> dict[str, Any]:

@@ -14,8 +14,7 @@ import numpy as np
 from fedax.contract.vector import tensor_name
 from fedax.errors import ConfigError
 from fedax.metrics import Metric
-from fedax.numbers import check_number
-from fedax.tasks.factory import whole
+from fedax.numbers import check_count, check_number
 from fedax.tasks.losses import once
 from fedax.tasks.task import Params, Task, check_params
 
@@ -55,7 +54,7 @@ class LoRA:
     also: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        whole("rank", self.rank)
+        object.__setattr__(self, "rank", check_count("rank", self.rank))  # of NumPy too
         if self.alpha is not None:
             check_number("alpha", self.alpha, 0, open_low=True)
         _patterns("targets", self.targets)
