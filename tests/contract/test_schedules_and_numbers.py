@@ -98,6 +98,19 @@ def test_cosine_refuses(rounds):
     assert float(fedax.Cosine(1.0, 2**31 - 1, warmup=3)(3)) == 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_whole_numbers_of_numpy_are_those_of_python():
+    four = np.int64(4)
+    for made, wanted in [
+        (fedax.Cosine(1.0, four, warmup=np.int8(3)), fedax.Cosine(1.0, 4, warmup=3)),
+        (fedax.Piecewise(1.0, {four: 0.5}), fedax.Piecewise(1.0, {4: 0.5})),
+        (fedax.create("ifca", lr=1.0, clusters=four), fedax.create("ifca", lr=1.0, clusters=4)),
+        (fedax.metrics.AUC(bits=four), fedax.metrics.AUC(bits=4)),
+        (fedax.metrics.CalibrationError(bins=four), fedax.metrics.CalibrationError(bins=4)),
+    ]:
+        assert repr(made) == repr(wanted) and jax.tree.structure(made) == jax.tree.structure(wanted)
+
+
 @pytest.mark.parametrize("value", [0.5, 1, np.float32(0.25), np.array(0.1), jnp.ones(()), PIECEWISE])
 def test_numbers_in_range_pass_unchanged(value):
     assert check_number("lr", value, 0, 1, open_low=True) is value

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import equinox as eqx
 
 from fedax.contract.schedule import stepwise
+from fedax.contract.settings import plain
 from fedax.contract.types import Unknown
 from fedax.errors import ConfigError, unknown
 from fedax.numbers import check_count, check_number
@@ -78,7 +79,7 @@ def choice(default: Unknown, *choices: Unknown, off: bool = False) -> Unknown:
             raise unknown(field, value, choices)
         raise ConfigError(field, value, f"give {' or '.join(_written(each) for each in choices)}")
 
-    return eqx.field(static=True, **_keywords(default, HyperRule(check, " or ".join(map(repr, choices)), choices, off)))
+    return _static(default, HyperRule(check, " or ".join(map(repr, choices)), choices, off))
 
 
 def flag(default: bool = False) -> Unknown:
@@ -89,7 +90,7 @@ def flag(default: bool = False) -> Unknown:
 def count(default: Unknown, low: int = 1, *, off: bool = False) -> Unknown:
     """Declare a whole number of at least ``low``; it is static, and decides what is compiled."""
     rule = HyperRule(lambda field, value: check_count(field, value, low), f"a whole number of at least {low}", (), off)
-    return eqx.field(static=True, **_keywords(default, rule))
+    return _static(default, rule)
 
 
 def rules(kind: Unknown) -> dict[str, HyperRule]:
@@ -116,6 +117,10 @@ def check(module: Unknown) -> None:
                 rule.check(field.name, value)
         elif isinstance(value, eqx.Module) and hasattr(value, "validate"):
             value.validate()
+
+
+def _static(default: Unknown, rule: HyperRule) -> Unknown:
+    return eqx.field(static=True, converter=plain, **_keywords(default, rule))  # of NumPy too
 
 
 def _keywords(default: Unknown, rule: HyperRule) -> dict[str, Unknown]:

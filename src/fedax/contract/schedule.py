@@ -62,12 +62,9 @@ class Piecewise(Schedule):
     def __init__(self, value: Number, at: Mapping[int, float]):
         if not isinstance(at, Mapping):
             raise ConfigError("at", at, "give factors by round, such as {600: 0.2, 900: 0.2}")
-        for round_, factor in at.items():
-            if isinstance(round_, bool) or not isinstance(round_, int) or round_ < 0:
-                raise ConfigError("at", round_, "rounds are whole numbers of at least 0")
-            _check_positive(f"at[{round_}]", factor)
+        factors = {_check_whole("at", round_, 0): _check_positive(f"at[{round_}]", each) for round_, each in at.items()}
         self.value = _check_positive("value", value)
-        self.at = dict(sorted(at.items()))
+        self.at = dict(sorted(factors.items()))
 
     def __call__(self, t: Number) -> Number:
         value = jnp.asarray(self.value, float)
@@ -301,6 +298,6 @@ def _check_whole(field: str, value: Number, low: int) -> Number:
     """Whole numbers of at least ``low`` pass, and arrays of a sweep."""
     if isinstance(value, jax.Array | np.ndarray):
         return value
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) < 2**31:
         raise ConfigError(field, value, f"give a whole number of at least {low} and less than 2**31")
-    return value
+    return int(value)

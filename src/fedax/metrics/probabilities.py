@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from fedax.errors import ConfigError
 from fedax.metrics.base import (
     Array,
     Metric,
@@ -24,6 +23,7 @@ from fedax.metrics.base import (
     second,
     total,
 )
+from fedax.numbers import check_count
 
 
 class _MeanOverExamples(Metric):
@@ -130,8 +130,7 @@ class CalibrationError(Metric):
     kind = "classification"
 
     def __post_init__(self) -> None:
-        if isinstance(self.bins, bool) or not isinstance(self.bins, int) or not 1 <= self.bins <= 10**6:
-            raise ConfigError("bins", self.bins, "give a whole number from 1 to 1000000")
+        object.__setattr__(self, "bins", check_count("bins", self.bins, 1, 10**6))  # of NumPy too
 
     def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
         """[bins] the number of examples, of correct ones, and the sum of the probabilities."""

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.errors import ConfigError
 from fedax.metrics.base import (
     Array,
     Metric,
@@ -29,6 +28,7 @@ from fedax.metrics.base import (
     of_two,
     second,
 )
+from fedax.numbers import check_count
 
 _OCTAVES = 11  # all log-odds beyond ±2047 are in one bin
 _ONE = 0x3F800000  # the bits of 1.0
@@ -71,8 +71,7 @@ class _RankingMetric(Metric):
     ranks = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 1 <= self.bits <= 14:
-            raise ConfigError("bits", self.bits, "give a whole number from 1 to 14")
+        object.__setattr__(self, "bits", check_count("bits", self.bits, 1, 14))  # of NumPy too
 
     def __call__(self, y_true: object, y_score: object, sample_weight: object = None) -> float:
         """As in :class:`fedax.metrics.Metric`; [n] scores of any scale are ranked as they are."""
