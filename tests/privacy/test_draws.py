@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:1 of 1 arrays of parameters neve
 
 N, CLIP, NOISE, NUMBERS, ROUNDS = 6, 0.5, 0.8, 1500, 4
 TASK = fedax.tasks.quadratic(1)
-SURE = 1e-4  # what chance may do to one of some forty rows; numbers are drawn from fixed seeds
+SURE = 1e-12  # less likely is not chance: what nodes draw is another in each run of the tests
 
 
 def federation(clients):
@@ -105,14 +105,14 @@ def noises(participation, expected, seeds=(3, 4), rounds=ROUNDS, dp=None, **opti
 
 def independent(drawn):
     """That rows of standard normal numbers are such: each is distributed so, and no two have to do with one another."""
-    for row in drawn:
-        assert scipy.stats.kstest(row, "norm").pvalue > SURE
-        for wrong in (2 / 3, 1.5):  # the test would see it
-            assert scipy.stats.kstest(row * wrong, "norm").pvalue < 1e-6
+    for part, factor in ((drawn.ravel(), 1.5), *((row, 2) for row in drawn)):
+        assert scipy.stats.kstest(part, "norm").pvalue > SURE
+        for wrong in (1 / factor, factor):  # the test would see it
+            assert scipy.stats.kstest(part * wrong, "norm").pvalue < SURE
     correlations = np.corrcoef(drawn) - np.eye(len(drawn))
-    assert np.abs(correlations).max() < 5 / drawn.shape[1] ** 0.5
+    assert np.abs(correlations).max() < 7 / drawn.shape[1] ** 0.5
     squares = np.corrcoef(np.square(drawn)) - np.eye(len(drawn))  # of one radius, turned
-    assert np.abs(squares).max() < 5 / drawn.shape[1] ** 0.5
+    assert np.abs(squares).max() < 7 / drawn.shape[1] ** 0.5
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_who_is_left_out_of_a_full_cohort_is_drawn(monkeypatch):
     monkeypatch.setattr(fedax.Poisson, "places", lambda self, num_clients: 4)
     draw = jax.jit(jax.vmap(lambda key: fedax.Poisson(0.9).draw(key, jnp.full(12, 1 / 12), 0).ids))
     ids = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
-    assert scipy.stats.chisquare(np.bincount(ids.ravel(), minlength=13)[:12]).pvalue > SURE
+    assert scipy.stats.chisquare(np.bincount(ids.ravel(), minlength=13)[:12]).pvalue > 1e-4
 
 
 # ---- at nodes
@@ -337,7 +337,7 @@ def test_noise_of_a_node_on_its_figures(monkeypatch):
     drawn = np.array(each).T / (NOISE * np.array([[1.0], [2.0], [2.0 * most]]))
     independent(drawn)
     for one, other in itertools.product(drawn, drawn):  # nor has it to do with the question before
-        assert abs(np.corrcoef(one[1:], other[:-1])[0, 1]) < 5 / 1000**0.5
+        assert abs(np.corrcoef(one[1:], other[:-1])[0, 1]) < 7 / 1000**0.5
 
 
 def test_noise_of_a_node_is_from_its_own_secret(tmp_path):
