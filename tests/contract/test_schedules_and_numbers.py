@@ -105,6 +105,7 @@ def test_whole_numbers_of_numpy_are_those_of_python():
         (fedax.Cosine(1.0, four, warmup=np.int8(3)), fedax.Cosine(1.0, 4, warmup=3)),
         (fedax.Piecewise(1.0, {four: 0.5}), fedax.Piecewise(1.0, {4: 0.5})),
         (fedax.create("ifca", lr=1.0, clusters=four), fedax.create("ifca", lr=1.0, clusters=4)),
+        (fedax.tasks.LoRA(rank=four), fedax.tasks.LoRA(rank=4)),
         (fedax.metrics.AUC(bits=four), fedax.metrics.AUC(bits=4)),
         (fedax.metrics.CalibrationError(bins=four), fedax.metrics.CalibrationError(bins=4)),
     ]:
