@@ -235,3 +235,10 @@ def test_a_module_of_pytorch_comes_back_with_its_graph(tmp_path):
     assert (tmp_path / "again").read_bytes() == (tmp_path / "m").read_bytes()
     with pytest.raises(ConfigError, match="from_torch"):
         saved(*ZOO[4], tmp_path / "z").to_torch_state_dict()
+
+
+def test_what_another_model_is_called_is_said_in_a_line(tmp_path):
+    write_model(tmp_path / "model", {"9" * 5000 + "\n": np.zeros([1] * 60)})
+    with pytest.raises(DataError, match=r"another model: 9{100}… is .{100}… in it, and None") as caught:
+        read_model(tmp_path / "model", {})
+    assert len(str(caught.value)) < 600 and str(caught.value).isprintable()

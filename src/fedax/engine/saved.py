@@ -23,7 +23,7 @@ from fedax.data.federated import check_is_array
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import with_head
 from fedax.engine.job import Origin
-from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level
+from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, one_line
 from fedax.files import damage, regular, seal, with_digest, write_atomic
 from fedax.numbers import narrowed
 from fedax.programs import compiled
@@ -503,7 +503,6 @@ def _checked_params(path: pathlib.Path, tensors: Mapping[str, np.ndarray], like:
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if wanted != shapes:
         name = min(name for name in {*wanted, *shapes} if wanted.get(name) != shapes.get(name))
-        raise DataError(
-            f"{path}: another model: {name} is {shapes.get(name)} in it, and {wanted.get(name)} in the task's"
-        )
+        text, found = one_line(name, 100), one_line(str(shapes.get(name)), 100)
+        raise DataError(f"{path}: another model: {text} is {found} in it, and {wanted.get(name)} in the task's")
     return jax.tree.unflatten(structure, [tensors[name] for name in wanted])
