@@ -1406,9 +1406,11 @@ def traced() -> Iterator[None]:
     Once for many files: where Python stops tracing while a thread (of Arrow) ends, it can crash: CPython, issue 128679.
     """
     tracemalloc.start()
-    yield
-    time.sleep(0.2)  # threads come to rest
-    tracemalloc.stop()
+    try:
+        yield
+    finally:
+        time.sleep(0.2)  # threads come to rest
+        tracemalloc.stop()
 
 
 def check(reader: Reader, folder: Path, content: bytes) -> str | None:

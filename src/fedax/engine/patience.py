@@ -44,7 +44,7 @@ class Patience:
     def __post_init__(self) -> None:
         if not isinstance(self.column, str):
             raise ConfigError("patience.column", self.column, "give the name of a column, such as 'val_loss'")
-        check_count("patience.evaluations", self.evaluations)
+        object.__setattr__(self, "evaluations", check_count("patience.evaluations", self.evaluations))
         check_number("patience.least", self.least, 0, fixed=True)
         if self.higher is not None and not isinstance(self.higher, bool):
             raise ConfigError("patience.higher", self.higher, "give True or False")

@@ -62,7 +62,7 @@ class Range:
             raise ConfigError("log", self.log, "give True or False")
         check_number("low", self.low, 0 if self.log else -math.inf, open_low=self.log, fixed=True)
         check_number("high", self.high, self.low, open_low=True, fixed=True)
-        check_count("points", self.points, 2)
+        object.__setattr__(self, "points", check_count("points", self.points, 2))
 
     def values(self) -> list[float]:
         """The points of a grid."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.indices import shuffled
-from fedax.contract.settings import Settings
+from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array
 from fedax.errors import ConfigError
 from fedax.numbers import MOST, check_count, check_number, check_room, has_truth_values
@@ -136,7 +136,7 @@ class Poisson(Participation):
     """
 
     may_fail: ClassVar[bool] = True
-    rate: float = eqx.field(static=True)
+    rate: float = eqx.field(static=True, converter=plain)
 
     def __init__(self, rate: float):
         self.rate = float(check_number("rate", rate, 0, 1, open_low=True, fixed=True))
@@ -188,8 +188,8 @@ class Cyclic(Participation):
         ([[1, 2], [0, 3], [1, 2]], [0.5, 0.5])
     """
 
-    groups: int = eqx.field(static=True)
-    seed: int = eqx.field(static=True, default=0)
+    groups: int = eqx.field(static=True, converter=plain)
+    seed: int = eqx.field(static=True, converter=plain, default=0)
 
     def __check_init__(self) -> None:
         check_count("groups", self.groups)

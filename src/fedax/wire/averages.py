@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from fedax.contract.settings import Settings
+from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Number, Tree
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
@@ -112,7 +112,7 @@ class GeometricMedian(Aggregator):
         [0.5, 0.5]
     """
 
-    steps: int = eqx.field(static=True, default=10)
+    steps: int = eqx.field(static=True, converter=plain, default=10)
     eps: Number = 1e-6
 
     def __check_init__(self) -> None:

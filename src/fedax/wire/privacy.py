@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedax.contract.algorithm import Exchange, Layer, Round
-from fedax.contract.settings import Settings
+from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
@@ -101,12 +101,12 @@ class DP(Settings):
 
     clip: Number
     noise: Number
-    delta: float = eqx.field(static=True)
-    epsilon: float | None = eqx.field(static=True, default=None)
+    delta: float = eqx.field(static=True, converter=plain)
+    epsilon: float | None = eqx.field(static=True, converter=plain, default=None)
     adaptive: AdaptiveClip | None = None
     by_leaf: bool = eqx.field(static=True, default=False)
-    bands: int = eqx.field(static=True, default=1)
-    noise_seed: int | None = eqx.field(static=True, default=None)
+    bands: int = eqx.field(static=True, converter=plain, default=1)
+    noise_seed: int | None = eqx.field(static=True, converter=plain, default=None)
 
     def __check_init__(self) -> None:
         check_number("privacy.clip", self.clip, 0, open_low=True)

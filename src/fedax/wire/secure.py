@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.algorithm import Round
-from fedax.contract.settings import Settings
+from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
@@ -51,8 +51,8 @@ class SecureSum(Settings):
     """
 
     clip: Number = None
-    bits: int = eqx.field(static=True, default=32)
-    threshold: int | None = eqx.field(static=True, default=None)
+    bits: int = eqx.field(static=True, converter=plain, default=32)
+    threshold: int | None = eqx.field(static=True, converter=plain, default=None)
 
     def __check_init__(self) -> None:
         if self.clip is not None:

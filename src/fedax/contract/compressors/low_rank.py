@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedax.contract.compression import ArrayForm, Compressor, Message
+from fedax.contract.settings import plain
 from fedax.contract.types import Array, Tree
 from fedax.numbers import check_count
 
@@ -33,7 +34,7 @@ class PowerSGD(Compressor):
         8
     """
 
-    rank: int = eqx.field(static=True, default=1)
+    rank: int = eqx.field(static=True, converter=plain, default=1)
 
     def __check_init__(self) -> None:
         check_count("rank", self.rank)
