@@ -19,6 +19,9 @@ os.environ.setdefault(
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
 
+# The tests' processes keep all cores busy: the threads of NumPy and SciPy would only wait for work, on a core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Where Python may not keep its bytecode, each process that a test starts compiles JAX's sources, for seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -45,7 +48,7 @@ jax.config.update("jax_traceback_in_locations_limit", 0)  # source locations of 
 
 
 # Tracing and collecting tests make so many objects that the garbage collector took a twentieth of the time.
-gc.set_threshold(50_000, 10, 10)
+gc.set_threshold(500_000, 10, 10)
 gc.disable()
 
 
