@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from scipy import stats
 
 from fedax.contract.indices import _scaled, independent, shuffled
@@ -49,6 +50,52 @@ def test_large_sizes_are_permutations_that_differ_by_key(n):
     assert abs(np.corrcoef(one, np.arange(n))[0, 1]) < 5 / math.sqrt(n)
     steps = np.diff(one)  # of independent numbers, neighbouring steps correlate by −1/2
     assert abs(np.corrcoef(steps[1:], steps[:-1])[0, 1] + 0.5) < 5 / math.sqrt(n)
+
+
+def mixed(word):
+    word = (word ^ word >> 16) * 0x7FEB352D % 2**32
+    word = (word ^ word >> 15) * 0x846CA68B % 2**32
+    return word ^ word >> 16
+
+
+def in_python(x, n, key, epoch, max_size):
+    """The shuffle of one position, written with Python's whole numbers."""
+    first, last = (int(word) for word in jax.random.key_data(key))
+    seed = mixed(first ^ mixed((last + (epoch + 1) * 0x9E3779B9) % 2**32))
+    for i in range(6 + 2 * max(max_size - 1, 1).bit_length()):
+        word = mixed((seed + i * 0x85EBCA6B) % 2**32)
+        turn = min(int(np.float32(word >> 8) * (np.float32(n) * np.float32(2**-24))), n - 1)
+        mirror = (turn - x) % n
+        if mixed(max(x, mirror) ^ word) & 1:
+            x = mirror
+    return x
+
+
+@pytest.mark.parametrize("branch", [0, 1], ids=["on a CPU", "elsewhere"])
+@pytest.mark.parametrize(("n", "max_size"), [(7, 7), (1, 9), (90, 100)])
+def test_it_is_the_same_permutation_on_every_platform(n, max_size, branch):
+    epoch = np.arange(n) % 3
+    draw = functools.partial(shuffled, max_size=max_size)
+    traced = jax.make_jaxpr(draw)(np.arange(n), n, KEYS[3], epoch)
+    (choice,) = (equation for equation in traced.eqns if equation.primitive.name == "cond")
+    assert len(choice.params["branches"]) == 2
+    # Everything before the choice, then this branch with what it is given.
+    until = traced.jaxpr.replace(eqns=traced.eqns[: traced.eqns.index(choice)], outvars=choice.invars[1:])
+    given = jaxpr_as_fun(ClosedJaxpr(until, traced.consts))(np.arange(n), n, KEYS[3], epoch)
+    (found,) = jaxpr_as_fun(choice.params["branches"][branch])(*given)
+    expected = [in_python(x, n, KEYS[3], int(e), max_size) for x, e in enumerate(epoch)]
+    assert found.tolist() == expected == draw(np.arange(n), n, KEYS[3], epoch).tolist()
+
+
+@pytest.mark.parametrize(("platform", "loops"), [("cpu", 1), ("cuda", 0), ("tpu", 0)])
+def test_the_passes_are_a_loop_on_a_cpu_alone(platform, loops):
+    """Unrolled and fused into what they index, they took XLA a minute to compile, of twelve clients."""
+
+    def of_cohort(table, key):
+        return table[shuffled(jnp.arange(3), 12, key, max_size=12)].sum()
+
+    lowered = jax.jit(of_cohort).trace(np.ones(12), KEYS[0]).lower(lowering_platforms=(platform,))
+    assert lowered.as_text().count("stablehlo.while") == loops
 
 
 @pytest.mark.parametrize(("n", "max_size"), [(2, 2), (4, 4), (5, 100), (16, 16)])

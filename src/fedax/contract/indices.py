@@ -58,14 +58,24 @@ def shuffled(
         [0, 1, 2, 3, 4]
     """
     passes = 6 + 2 * math.ceil(math.log2(max(max_size, 2)))
-    seed = _hash(key, epoch)
-    x = jnp.asarray(position, jnp.int32)
-    n = jnp.asarray(size, jnp.int32)
-    for i in range(passes):
-        x = _swap_or_not(x, n, seed + jnp.uint32(i * 0x85EBCA6B & 0xFFFFFFFF), few=max_size < _FEW)
-    # x < n already. On a CPU, XLA fuses cheap integer operations into the gather that they index, and does them again
-    # for every number of a row; a remainder counts as dear and is kept apart. An optimization barrier does not help.
-    return x % n
+    n, seed = jnp.asarray(size, jnp.int32), _hash(key, epoch)
+    x = jnp.broadcast_to(jnp.asarray(position, jnp.int32), jnp.broadcast_shapes(*map(jnp.shape, (position, n, seed))))
+
+    def one(i: Number, x: Number, n: Number, seed: Number) -> Number:
+        return _swap_or_not(x, n, seed + jnp.asarray(i, jnp.uint32) * jnp.uint32(0x85EBCA6B), few=max_size < _FEW)
+
+    def rolled(x: Number, n: Number, seed: Number) -> Number:
+        return jax.lax.fori_loop(0, passes, lambda i, x: one(i, x, n, seed), x)
+
+    def unrolled(x: Number, n: Number, seed: Number) -> Number:
+        for i in range(passes):
+            x = one(i, x, n, seed)
+        return x
+
+    # On a GPU each pass of a loop would be a kernel of its own. On a CPU the loop is inside one kernel; unrolled, that
+    # kernel takes as long to compile as all else in a round, or minutes where XLA fuses it into what it indexes.
+    found: Array = jax.lax.platform_dependent(x, n, seed, cpu=rolled, default=unrolled)
+    return found
 
 
 @functools.partial(jax.jit, static_argnames="few")  # traced once, not in each pass
