@@ -8,8 +8,8 @@ its mirror image K − x (mod n) change places or not, by a coin that both share
 result is a permutation whatever the quality of the coins; after r passes one position is uniform up to 2⁻ʳ.
 """
 
-import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -61,24 +61,18 @@ def shuffled(
     n, seed = jnp.asarray(size, jnp.int32), _hash(key, epoch)
     x = jnp.broadcast_to(jnp.asarray(position, jnp.int32), jnp.broadcast_shapes(*map(jnp.shape, (position, n, seed))))
 
-    def one(i: Number, x: Number, n: Number, seed: Number) -> Number:
+    def pass_(i: Number, x: Number, n: Number, seed: Number) -> Number:
         return _swap_or_not(x, n, seed + jnp.asarray(i, jnp.uint32) * jnp.uint32(0x85EBCA6B), few=max_size < _FEW)
 
-    def rolled(x: Number, n: Number, seed: Number) -> Number:
-        return jax.lax.fori_loop(0, passes, lambda i, x: one(i, x, n, seed), x)
+    def all_passes(unroll: int) -> Callable[[Number, Number, Number], Number]:
+        return lambda x, n, seed: jax.lax.fori_loop(0, passes, lambda i, x: pass_(i, x, n, seed), x, unroll=unroll)
 
-    def unrolled(x: Number, n: Number, seed: Number) -> Number:
-        for i in range(passes):
-            x = one(i, x, n, seed)
-        return x
-
-    # On a GPU each pass of a loop would be a kernel of its own. On a CPU the loop is inside one kernel; unrolled, that
-    # kernel takes as long to compile as all else in a round, or minutes where XLA fuses it into what it indexes.
-    found: Array = jax.lax.platform_dependent(x, n, seed, cpu=rolled, default=unrolled)
+    # On a GPU each pass of a loop would be a kernel of its own. On a CPU the loop is inside one kernel; by two it is as
+    # fast as unrolled. Unrolled takes as long to compile as all else in a round, or minutes where XLA fuses it with more.
+    found: Array = jax.lax.platform_dependent(x, n, seed, cpu=all_passes(2), default=all_passes(passes))
     return found
 
 
-@functools.partial(jax.jit, static_argnames="few")  # traced once, not in each pass
 def _swap_or_not(x: Number, n: Number, seed: Number, few: bool) -> Number:
     word = _mix(seed)
     if few:
