@@ -67,8 +67,9 @@ def shuffled(
     def all_passes(unroll: int) -> Callable[[Number, Number, Number], Number]:
         return lambda x, n, seed: jax.lax.fori_loop(0, passes, lambda i, x: pass_(i, x, n, seed), x, unroll=unroll)
 
-    # On a GPU each pass of a loop would be a kernel of its own. On a CPU the loop is inside one kernel, and by two it is
-    # as fast as unrolled, which takes as long to compile as all else in a round: minutes where XLA fuses it with more.
+    # On a GPU each pass of a loop would be a kernel of its own. On a CPU the loop is inside one kernel, and by two it
+    # is as fast as unrolled, which takes as long to compile as all else in a round: minutes where XLA fuses it with
+    # more.
     found: Array = jax.lax.platform_dependent(x, n, seed, cpu=all_passes(2), default=all_passes(passes))
     return found
 
