@@ -8,6 +8,7 @@ its mirror image K − x (mod n) change places or not, by a coin that both share
 result is a permutation whatever the quality of the coins; after r passes one position is uniform up to 2⁻ʳ.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -74,6 +75,7 @@ def shuffled(
     return found
 
 
+@functools.partial(jax.jit, static_argnames="few")  # traced once, not for each kind of platform
 def _swap_or_not(x: Number, n: Number, seed: Number, few: bool) -> Number:
     word = _mix(seed)
     if few:
