@@ -62,16 +62,16 @@ def shuffled(
     n, seed = jnp.asarray(size, jnp.int32), _hash(key, epoch)
     x = jnp.broadcast_to(jnp.asarray(position, jnp.int32), jnp.broadcast_shapes(*map(jnp.shape, (position, n, seed))))
 
-    def pass_(i: Number, x: Number, n: Number, seed: Number) -> Number:
+    def one(i: Number, x: Number) -> Number:
         return _swap_or_not(x, n, seed + jnp.asarray(i, jnp.uint32) * jnp.uint32(0x85EBCA6B), few=max_size < _FEW)
 
-    def all_passes(unroll: int) -> Callable[[Number, Number, Number], Number]:
-        return lambda x, n, seed: jax.lax.fori_loop(0, passes, lambda i, x: pass_(i, x, n, seed), x, unroll=unroll)
+    def all_passes(unroll: int) -> Callable[[Number], Number]:
+        return lambda x: jax.lax.fori_loop(0, passes, one, x, unroll=unroll)
 
-    # On a GPU each pass of a loop would be a kernel of its own. On a CPU the loop is inside one kernel, and by two it
-    # is as fast as unrolled, which takes as long to compile as all else in a round: minutes where XLA fuses it with
-    # more.
-    found: Array = jax.lax.platform_dependent(x, n, seed, cpu=all_passes(2), default=all_passes(passes))
+    # On a GPU each pass of a loop would be a kernel of its own. On a CPU the loop is inside one kernel, and as fast as
+    # unrolled if it takes two passes at a time. Unrolled takes as long to compile as all else in a round; minutes where
+    # XLA fuses it with more.
+    found: Array = jax.lax.platform_dependent(x, cpu=all_passes(2), default=all_passes(passes))
     return found
 
 

@@ -136,7 +136,7 @@ class Poisson(Participation):
     """
 
     may_fail: ClassVar[bool] = True
-    rate: float = eqx.field(static=True, converter=plain)
+    rate: float = eqx.field(static=True)
 
     def __init__(self, rate: float):
         self.rate = float(check_number("rate", rate, 0, 1, open_low=True, fixed=True))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.settings import Settings, plain
+from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Number, Tree
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
@@ -36,7 +36,7 @@ class Faults(Settings):
     clients: float | tuple[int, ...] = eqx.field(static=True)
     sends: Number
     times: Number
-    seed: int = eqx.field(static=True, converter=plain)
+    seed: int = eqx.field(static=True)
 
     def __init__(
         self, clients: float | Sequence[int], sends: float | None = None, times: float | None = None, seed: int = 0
