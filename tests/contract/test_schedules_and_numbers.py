@@ -1,5 +1,7 @@
 """Schedules have the values of their formulas; numbers are checked with one clear error."""
 
+import dataclasses
+import inspect
 from typing import Any
 
 import equinox as eqx
@@ -10,6 +12,7 @@ import pytest
 
 import fedax
 from fedax.contract.schedule import resolve, stepwise
+from fedax.contract.settings import Settings
 from fedax.errors import unknown
 from fedax.numbers import check_count, check_number
 
@@ -117,6 +120,24 @@ def test_whole_numbers_of_numpy_are_those_of_python():
         (fedax.metrics.CalibrationError(bins=four), fedax.metrics.CalibrationError(bins=4)),
     ]:
         assert repr(made) == repr(wanted) and jax.tree.structure(made) == jax.tree.structure(wanted)
+
+
+def test_every_number_that_is_compiled_in_is_made_one_of_python():
+    """By a converter, or in an ``__init__`` of the class's own."""
+
+    def kinds(of):
+        return {kind for each in of.__subclasses__() for kind in (each, *kinds(each))}
+
+    [getattr(fedax, name) for name in fedax.__all__]  # loads all of them
+    found = {
+        f"{kind.__name__}.{field.name}": "converter" in field.metadata or "def __init__" in inspect.getsource(kind)
+        for kind in kinds(Settings)
+        if kind.__module__.startswith("fedax.")
+        for field in dataclasses.fields(kind)
+        if field.metadata.get("static") and ("int" in str(field.type) or "float" in str(field.type))
+    }
+    assert {"DP.bands", "PowerSGD.rank", "Uniform.size"} <= found.keys()
+    assert [name for name, right in found.items() if not right] == []
 
 
 @pytest.mark.parametrize("value", [0.5, 1, np.float32(0.25), np.array(0.1), jnp.ones(()), PIECEWISE])

@@ -35,6 +35,7 @@ from fedax.contract.indices import shuffled
 from fedax.contract.local import LocalMethod
 from fedax.contract.oracle import Oracle
 from fedax.contract.packing import packed, unpacked
+from fedax.contract.settings import plain
 from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError
 
@@ -74,8 +75,8 @@ class Pattern(Compressor):
         [[1, 1, 0, 1], [1, 0, 1, 1], [0, 1, 1, 0]]
     """
 
-    senders: int = eqx.field(static=True)
-    clients: int = eqx.field(static=True)
+    senders: int = eqx.field(static=True, converter=plain)
+    clients: int = eqx.field(static=True, converter=plain)
 
     def mask(self, column: Any, d: int) -> Any:
         """[d] which coordinates a client with this column of the template sends."""
