@@ -682,6 +682,8 @@ def test_small_jobs_are_done_by_one_process(four, tmp_path):
         (run,) = execute(build(job.config), new_folder(tmp_path / job.key, "small"), drawn=False).runs
         for column in run.history.keys() - {"seconds"}:
             assert done[job.key]["history"][column] == short(finite(run.history[column])), column
+        (kept,) = read(tmp_path / "out" / "jobs" / job.key / "run").runs
+        assert done[job.key]["history"]["seconds"] == [round(s, 1) for s in short(finite(kept.history["seconds"]))]
 
 
 def test_a_job_that_fails_is_told_and_does_not_stop_those_beside_it(four, tmp_path):
