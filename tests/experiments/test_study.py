@@ -623,7 +623,7 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     assert result.about["device"] == study.results[job.key]["device"] == "1 × cpu"
     (run,) = read(folder / "jobs" / job.key / "run").runs
     for name, values in run.history.items():
-        np.testing.assert_allclose(result.runs[0].history[name], values, rtol=1e-5)
+        np.testing.assert_allclose(result.runs[0].history[name], values, rtol=5e-3 if name == "seconds" else 1e-5)
     rows = fedax.read(folder).query("column == 'train_loss'")
     assert rows[["part", "method", "seed"]].drop_duplicates().values.tolist() == [[part.name, "fedavg", 3]]
     np.testing.assert_allclose(rows["value"], run.history["train_loss"], rtol=1e-5)
@@ -683,7 +683,7 @@ def test_small_jobs_are_done_by_one_process(four, tmp_path):
         for column in run.history.keys() - {"seconds"}:
             assert done[job.key]["history"][column] == short(finite(run.history[column])), column
         (kept,) = read(tmp_path / "out" / "jobs" / job.key / "run").runs
-        assert done[job.key]["history"]["seconds"] == [round(s, 1) for s in short(finite(kept.history["seconds"]))]
+        np.testing.assert_allclose(done[job.key]["history"]["seconds"], kept.history["seconds"], rtol=5e-3)
 
 
 def test_a_job_that_fails_is_told_and_does_not_stop_those_beside_it(four, tmp_path):

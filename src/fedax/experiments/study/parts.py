@@ -476,7 +476,7 @@ def _as_trial(row: Table) -> Trial:
     return Trial([MethodRun("", "", 0, "finished", {}, row["point"])] * len(scores), scores)
 
 
-def short(value: Any) -> Any:
+def short(value: Any, digits: int = _DIGITS) -> Any:
     if isinstance(value, list):
-        return [short(item) for item in value]
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+        return [short(item, digits) for item in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value

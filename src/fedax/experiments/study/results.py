@@ -72,7 +72,7 @@ def keep(folder: Path, job: StudyJob) -> Table:
         line |= {"method": run.method, "seed": run.seed, "status": run.status, "settings": record.config["methods"][0]}
         line["settings"].pop("label")
         line["history"] = {name: short(finite(values)) for name, values in run.history.items()}
-        line["history"]["seconds"] = [round(value, 1) for value in line["history"]["seconds"]]
+        line["history"]["seconds"] = short(line["history"]["seconds"], 3)
         _keep_shared(folder, job.part, record)
     path = folder / "results" / f"{job.part}.jsonl"
     before = path.read_bytes() if path.exists() else b""
