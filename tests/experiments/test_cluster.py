@@ -406,6 +406,13 @@ def test_a_process_takes_so_many_calls_and_none_after_its_death():
         assert pool.submit(os.getpid).result() not in (one, three)
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not bind processes to cores")
+def test_workers_of_two_commands_do_not_share_a_core():
+    with engines.Processes(1, together=2) as pool:
+        pool.submit(jobs.work, ClusterJob("nothing", b"x"), runner.perform).result()
+        assert pool.submit(os.sched_getaffinity, 0).result() == os.sched_getaffinity(0)
+
+
 def test_calls_under_way_are_stopped_when_an_executor_ends():
     began = time.monotonic()
     with engines.Processes(1) as pool:

@@ -1,4 +1,4 @@
-"""A worker process of this machine: its core is the argument; calls come by standard input, results go by output."""
+"""A worker process of this machine: calls come by standard input, results go by standard output."""
 
 import os
 import pickle
@@ -26,8 +26,6 @@ def _take_calls() -> None:
 
 
 signal.signal(signal.SIGTERM, _stop)
-if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, {int(sys.argv[1])})
 try:
     _take_calls()
 except KeyboardInterrupt:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import importlib.util
-import itertools
 import os
 import pathlib
 import pickle
@@ -73,8 +72,8 @@ def engine(on: str) -> Callable[[], Opener]:
     return openers[name]
 
 
-def _cores() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---- Dask
@@ -239,7 +238,7 @@ def _settle(future: Future[Any], result: Callable[[], Any]) -> None:
 
 
 class Processes(Executor):
-    """An executor of ``number`` processes, each on one core; the death of one does not affect the others.
+    """An executor of ``number`` processes, whose jobs have one core each; if one dies, the others go on.
 
     Args:
         number: ≥ 1; default: one for each core.
@@ -247,10 +246,9 @@ class Processes(Executor):
     """
 
     def __init__(self, number: int | None = None, together: int = 1):
-        cores = _cores()
-        self.number = number or len(cores)
+        self.number = number or _cores()
         self._threads = ThreadPoolExecutor(self.number)
-        self._workers = [_Worker(core, together) for core in itertools.islice(itertools.cycle(cores), self.number)]
+        self._workers = [_Worker(together) for _ in range(self.number)]
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
@@ -288,10 +286,10 @@ class Processes(Executor):
 
 
 class _Worker:
-    """Runs calls one after another on one core, in a process that is replaced after a number of calls or if it dies."""
+    """Runs calls one after another, in a process that is replaced after a number of calls or if it dies."""
 
-    def __init__(self, core: int, together: int):
-        self._core, self._together, self._left = core, together, 0
+    def __init__(self, together: int):
+        self._together, self._left = together, 0
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes]
 
@@ -299,8 +297,10 @@ class _Worker:
         """Start a process, if there is none."""
         if self._process is None:
             self._log, self._left = tempfile.TemporaryFile(), self._together  # noqa: SIM115
+            # Nor does NumPy compute on several cores, as in workers of Dask and Ray.
+            alone = {"JAX_NUM_CPU_DEVICES": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             self._process = children.start(
-                "fedax.experiments.cluster", [str(self._core)], {"JAX_NUM_CPU_DEVICES": "1"},
+                "fedax.experiments.cluster", [], alone,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             )  # fmt: skip
 
