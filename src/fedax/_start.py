@@ -12,6 +12,11 @@ _MOST_PROGRAMS = 1000  # that are kept: JAX looks at each whenever it adds one
 _MOST_BYTES = 2**30
 
 
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cores_as_devices() -> None:
     """Make a device of every core that this process may use, unless the number of devices is set already.
 
@@ -20,15 +25,14 @@ def cores_as_devices() -> None:
     """
     if "JAX_NUM_CPU_DEVICES" in os.environ or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "jax" not in sys.modules:
-        os.environ["JAX_NUM_CPU_DEVICES"] = str(cores)
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(usable_cores())
         return
     import jax
 
     if jax.config.values["jax_num_cpu_devices"] < 1:
         with contextlib.suppress(RuntimeError):  # JAX has started already, with the devices that it has
-            jax.config.update("jax_num_cpu_devices", cores)
+            jax.config.update("jax_num_cpu_devices", usable_cores())
 
 
 def collect_rarely() -> None:

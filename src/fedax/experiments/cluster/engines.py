@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import importlib.util
-import os
 import pathlib
 import pickle
 import queue
@@ -19,6 +18,7 @@ from concurrent.futures import CancelledError, Executor, Future, InvalidStateErr
 from typing import IO, Any
 
 from fedax import children
+from fedax._start import usable_cores
 from fedax.errors import ConfigError, ProcessError, one_line
 
 Opener = contextlib.AbstractContextManager[Executor]
@@ -70,10 +70,6 @@ def engine(on: str) -> Callable[[], Opener]:
         "ray": lambda: _ray(on),
     }
     return openers[name]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---- Dask
@@ -246,7 +242,7 @@ class Processes(Executor):
     """
 
     def __init__(self, number: int | None = None, together: int = 1):
-        self.number = number or _cores()
+        self.number = number or usable_cores()
         self._threads = ThreadPoolExecutor(self.number)
         self._workers = [_Worker(together) for _ in range(self.number)]
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
@@ -297,7 +293,7 @@ class _Worker:
         """Start a process, if there is none."""
         if self._process is None:
             self._log, self._left = tempfile.TemporaryFile(), self._together  # noqa: SIM115
-            # Nor does NumPy compute on several cores, as in workers of Dask and Ray.
+            # JAX has one device, and NumPy one thread, as in workers of Dask and Ray.
             alone = {"JAX_NUM_CPU_DEVICES": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             self._process = children.start(
                 "fedax.experiments.cluster", [], alone,
