@@ -684,6 +684,8 @@ def test_small_jobs_are_done_by_one_process(four, tmp_path):
             assert done[job.key]["history"][column] == short(finite(run.history[column])), column
         (kept,) = read(tmp_path / "out" / "jobs" / job.key / "run").runs
         np.testing.assert_allclose(done[job.key]["history"]["seconds"], kept.history["seconds"], rtol=5e-3)
+    stored = [json.loads(line) for line in (tmp_path / "out" / "results" / "one.jsonl").read_text().splitlines()]
+    assert all(line["history"]["bytes_up"] * 4 == done[line["key"]]["history"]["bytes_up"][-1] > 0 for line in stored)
 
 
 def test_a_job_that_fails_is_told_and_does_not_stop_those_beside_it(four, tmp_path):

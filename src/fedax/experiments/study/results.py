@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,8 @@ def lines_of(folder: Path) -> Iterator[tuple[str, Table]]:
                     raise ValueError(wrong)
                 found = unsealed(row)
                 has_runs |= "seed" in found
+                if "history" in found:
+                    found["history"] = _all_columns(found["history"])
             except (ValueError, LookupError, TypeError) as error:
                 raise DataError(f"{path}, line {number}: not as a study writes it ({error})") from error
             yield path.stem, found
@@ -76,10 +79,32 @@ def keep(folder: Path, job: StudyJob) -> Table:
         _keep_shared(folder, job.part, record)
     path = folder / "results" / f"{job.part}.jsonl"
     before = path.read_bytes() if path.exists() else b""
-    sealed = finite(line | seal(job.key))
+    stored = line | ({"history": _a_round(line["history"])} if "history" in line else {})
+    sealed = finite(stored | seal(job.key))
     text = json.dumps(sealed, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     write_atomic(path, before + with_digest(text.encode() + b"\n"))
     return line
+
+
+def _a_round(history: Table) -> Table:
+    """A history in which a count that grows by the same number in every round is that number alone."""
+    rounds = history["round"]
+
+    def stored(name: str, values: list[Any]) -> list[Any] | int:
+        if name == "round" or not values or not rounds[-1] or not isinstance(values[-1], int):
+            return values
+        each = values[-1] // rounds[-1]
+        return each if values == [each * done for done in rounds] else values
+
+    return {name: stored(name, values) for name, values in history.items()}
+
+
+def _all_columns(history: Table) -> Table:
+    """The history that :func:`_a_round` made smaller."""
+    return {
+        name: [values * done for done in history["round"]] if isinstance(values, int) else values
+        for name, values in history.items()
+    }
 
 
 def _read_shared(path: Path) -> Table:
