@@ -18,6 +18,7 @@ PARTITIONS = {
     "dominant": lambda seed: data.dominant(LABELS, clients=10, share=0.8, seed=seed),
     "power_law": lambda seed: data.power_law(3000, clients=7, seed=seed),
     "pathological": lambda seed: data.pathological(LABELS, clients=25, classes=3, seed=seed),
+    "pathological, random": lambda seed: data.pathological(LABELS, clients=25, classes=3, seed=seed, balanced=False),
     "inner_dirichlet": lambda seed: data.inner_dirichlet(LABELS, [500, 1500, 1000], alpha=0.3, seed=seed),
     "by_size": lambda seed: data.by_size(3000, [1, 999, 2000], seed=seed),
     "growing": lambda seed: data.growing(3000, clients=7, seed=seed),
@@ -161,6 +162,21 @@ def test_pathological_clients_hold_so_many_classes():
             assert own.max() - own.min() <= 1
 
 
+def test_pathological_clients_hold_random_classes_as_in_niid_bench():
+    """Client i holds class i mod 10, and another that is drawn: 9 of 10 a class by chance, so that sizes differ."""
+    drawn = np.zeros((10, 10))
+    for seed in range(300):
+        held = counts(data.pathological(LABELS, 10, 2, seed=seed, balanced=False))
+        assert ((held > 0).sum(axis=1) == 2).all() and (np.diagonal(held) > 0).all()
+        drawn += held > 0
+        for c in range(10):
+            own = held[held[:, c] > 0, c]
+            assert own.max() - own.min() <= 1
+    assert held.sum(axis=1).max() > 1.5 * held.sum(axis=1).min()
+    off = drawn[~np.eye(10, dtype=bool)]
+    assert abs(off - 300 / 9).max() < 6 * np.sqrt(300 / 9 * 8 / 9)
+
+
 def test_inner_dirichlet_has_the_sizes_and_the_ratios():
     labels = np.repeat(np.arange(10), 5000)
     sizes = [1000, 3000] * 10 + [10_000]
@@ -209,6 +225,7 @@ def test_values_of_a_column_in_groups():
     "partition",
     [
         {"partition": "pathological", "clients": 6, "classes": 2},
+        {"partition": "pathological", "clients": 12, "classes": 2, "balanced": False},
         {"partition": "inner-dirichlet", "sizes": [1000, 400, 42], "alpha": 0.5},
         {"partition": "size", "sizes": [1000, 400, 42]},
         {"partition": "growing", "clients": 6, "law": "square"},
@@ -218,7 +235,7 @@ def test_values_of_a_column_in_groups():
 def test_in_a_configuration(partition):
     tables = {"run": {"rounds": 1}, "methods": [{"name": "fedavg", "lr": 0.1}]}
     experiment = build(tables | {"data": {"name": "digits", **partition}})
-    assert experiment.data.num_examples == 1442 and experiment.data.num_clients == len(partition.get("sizes", range(6)))
+    assert experiment.data.num_examples == 1442 and experiment.data.num_clients == partition.get("clients", 3)
     assert build(experiment.config).config == experiment.config
     for more in ({"clients": None} if "clients" in partition else {"clients": 3}, {"colour": 1}):
         with pytest.raises(ConfigError, match=r"data\.(clients|colour)"):
@@ -230,6 +247,7 @@ def test_in_a_configuration(partition):
     [
         (lambda: data.pathological(LABELS, 4, 2), "classes = 2: .*cannot hold 10"),
         (lambda: data.pathological(LABELS, 4, 11), "classes = 11: there are 10"),
+        (lambda: data.pathological(LABELS, 9, 2, balanced=False), "clients = 9: .*take 10 clients or more"),
         (lambda: data.pathological(np.repeat([0, 1], [3, 60]), 6, 2), "clients = 6: a class has 3 examples"),
         (lambda: data.by_size(10, [5, 4]), "sizes = .*there are 10 examples"),
         (lambda: data.by_size(10, [10, 0]), "sizes = "),

@@ -236,16 +236,18 @@ def dominant(labels: np.ndarray, clients: int, share: float, seed: int = 0) -> l
     return _sorted(parts)
 
 
-def pathological(labels: np.ndarray, clients: int, classes: int = 2, seed: int = 0) -> list[np.ndarray]:
+def pathological(
+    labels: np.ndarray, clients: int, classes: int = 2, seed: int = 0, balanced: bool = True
+) -> list[np.ndarray]:
     """Each client holds exactly k classes; a class is cut evenly among the clients that hold it.
-
-    The numbers of clients that hold two classes differ by at most one.
 
     Args:
         labels: [n] class of each example, of C classes.
-        clients: N, with N·k ≥ C, so that each class is held.
+        clients: N, with N·k ≥ C, so that each class is held; N ≥ C if not balanced.
         classes: k, from 1 to C.
         seed: ≥ 0, of NumPy's generator.
+        balanced: the numbers of clients that hold two classes differ by at most one. If ``False``, as in NIID-Bench:
+            client i holds class i mod C and k − 1 others, drawn uniformly, so that sizes differ.
 
     Raises:
         ConfigError: more than C classes a client; too few clients for all classes; a class with fewer examples than
@@ -269,11 +271,15 @@ def pathological(labels: np.ndarray, clients: int, classes: int = 2, seed: int =
     if clients * classes < len(rows):
         hint = f"{clients} clients of {classes} classes cannot hold {len(rows)}; raise clients or classes"
         raise ConfigError("classes", classes, hint)
+    if not balanced and clients < len(rows):
+        hint = f"nobody might hold one of {len(rows)} classes; take {len(rows)} clients or more, or balance them"
+        raise ConfigError("clients", clients, hint)
     generator = _generator(seed)
     held: list[list[int]] = [[] for _ in rows]  # by class, the clients
-    for client in generator.permutation(clients):
+    for client in generator.permutation(clients) if balanced else range(clients):
         ties = generator.random(len(rows))
-        for c in np.lexsort((ties, np.array([len(each) for each in held])))[:classes]:
+        first = np.array([len(each) for each in held]) if balanced else np.arange(len(rows)) != client % len(rows)
+        for c in np.lexsort((ties, first))[:classes]:
             held[c].append(int(client))
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for of_class, holders in zip(rows, held, strict=True):
