@@ -278,11 +278,12 @@ def test_choices_that_others_might_turn_around_are_found(made):
         ("{}", [0.1, 0.2, 0.4, 1.5], 0, ["lr 0.4 to 1.5"]),
         ('{"methods.*.lr" = [0.1, 0.15], "methods.fedavg-m.lr" = [9.0]}', [0.1, 0.2], 0, ["lr 0.15"]),
         ('{"methods.*.beta" = [0.7]}', [0.1, 0.2], 0, []),  # fedavg has no beta
+        ('{"methods.*.momentum" = [0.5, 0.9]}', [0.1, 0.2], 0, ["momentum 0.5"]),  # all runs have 0.9
     ],
 )
 def test_holes_of_a_grid_are_found_unless_they_are_named(made, tmp_path, printed, lr, best, holes):
     def study(named):
-        grid = ONE_CHOICE.replace("[0.01, 0.2]", str(lr))
+        grid = ONE_CHOICE.replace("[0.01, 0.2]", str(lr)) + '"methods.fedavg.momentum" = 0.9\n'
         text = PART.replace('claims = [["fedavg-m", "fedavg"]]\n', f"printed = {printed}\nholes = {named}\n")
         made_one = made(text + "tune = {extend = 0, again = 0}\n" + grid)
         tuned(made_one, "fedavg", *[float(at != best) for at in range(len(lr))])

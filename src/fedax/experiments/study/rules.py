@@ -60,7 +60,7 @@ def faults(study: Study, folder: Path) -> list[str]:
 def holes(study: Study, part: StudyPart) -> dict[str, list[str]]:
     """What the grid of each method of a part leaves out; empty lists if nothing.
 
-    - ``"lr 0.005"``: the paper prints this value, and it was not tried.
+    - ``"lr 0.005"``: the paper prints this value, and it was neither tried nor is it the one of all runs.
     - ``"lr 0.002 to 0.01"``: a step of a learning rate, from one value that was tried to the next, of more than a
       factor of 3 (grids of 1, 3, 10 count as 3), or of more than 2 next to the best.
 
@@ -73,8 +73,9 @@ def holes(study: Study, part: StudyPart) -> dict[str, list[str]]:
             continue
         found[label] = []
         printed = axes_of(part, label, part.section.printed)
-        for axis, best in table[0]["point"].items():
-            name, tried = axis.removesuffix(".value"), sorted({row["point"][axis] for row in table})
+        for axis, best in ({axis: part.row(label).get(axis) for axis in printed} | table[0]["point"]).items():
+            name, values = axis.removesuffix(".value"), {row["point"].get(axis, best) for row in table}
+            tried = sorted(values - {None})
             left = [value for value in printed.get(axis, []) if not any(math.isclose(value, at) for at in tried)]
             found[label] += [f"{name} {value:g}" for value in left]
             if name in ("lr", "server_lr"):
