@@ -13,8 +13,8 @@ from fedax.experiments.chance import gap_of
 from fedax.experiments.charts import series
 from fedax.experiments.plots import write_plots
 from fedax.experiments.report import pictures, render
-from fedax.experiments.runs import Record, append_metrics, new_folder, read, write_json
-from fedax.experiments.summary import problems, short
+from fedax.experiments.runs import MethodRun, Record, append_metrics, new_folder, read, write_json
+from fedax.experiments.summary import Method, problems, short
 from fedax.figures import curves
 from fedax.files import write_atomic
 
@@ -115,6 +115,13 @@ def test_the_table_has_means_spreads_and_what_diverged(page):
     assert plain[3:] == ["200", "200", "2.00 + 4.00 MB", "1.00 s"]
     assert better[2] == "91.00 % ± 1.41"
     assert "diverged by round 10 (1 of 2 seeds)" in wild[0] and wild[1:3] == ["–", "–"]
+
+
+def test_seeds_that_diverge_at_different_rounds_are_told_so():
+    ends = {0: 80, 1: 100}
+    runs = [MethodRun("a", "fedavg", seed, "diverged", {"round": np.array([0, ends[seed]])}) for seed in ends]
+    assert Method("a", {}, runs).status_text == "diverged by round 80 to 100 (2 of 2 seeds)"
+    assert Method("a", {}, runs[:1]).status_text == "diverged by round 80"
 
 
 def test_texts_of_the_user_are_escaped(page):

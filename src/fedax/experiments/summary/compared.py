@@ -99,7 +99,7 @@ class Method:
 
     @property
     def status_text(self) -> str:
-        """The status in words, with the first round at which a seed got it."""
+        """The status in words, with the first and the last round at which a seed got it."""
         if self.status == "finished":
             return "finished"
         at = [int(run.history["round"][-1]) for run in self.runs if run.status == self.status]
@@ -107,7 +107,7 @@ class Method:
         if self.status == "worse":
             return f"ended worse than it began{seeds}"
         text = {"diverged": "diverged by", "failed": "stopped by its guard at"}.get(self.status, "stopped at")
-        return f"{text} round {min(at)}{seeds}"
+        return f"{text} round {min(at)}{f' to {max(at)}' * (max(at) > min(at))}{seeds}"
 
     @property
     def losses_text(self) -> str:
