@@ -489,6 +489,8 @@ def test_advice_on_the_learning_rate():
     low = advice(0.5 * limit)[-1]
     assert "meets the theorems' lr ≤" in low and "show no larger β²): keep it" in low
     assert "Try a larger one: 20 times as large" in advice(0.05 * limit)[-1]
+    some = advice(0.05 * limit, participation=fedax.Proportional(2))[-1]
+    assert "for all clients in every round; cohorts ask for less" in some and "Try a larger" not in some
     above = advice(2 * limit)[-1]
     assert "is 2 times the" in above and "keep lr while the loss falls" in above and "above 2" not in above
     assert "is above 2" in advice(60 * limit)[-1] and "If the loss jumps, take lr below 2/L" in advice(60 * limit)[-1]

@@ -20,7 +20,7 @@ what is sent and what the server makes of it. Delayed Nesterov is an optimizer o
     ACE         u ← u + Σ p_i (g_i − u_i);  u_i ← g_i;  x ← x − η u                   (Chang et al. 2025)
     AREA        x ← x + Σ p_i (y_i − z_i);  z_i ← y_i                                 (Iakovidou and Kim 2024)
     FADAS       AMSGrad on Σ ω_i Δ_i, with rate η/τ_max where the largest staleness τ_max is above τ_c
-                                                              (FADAS: Wang et al. 2024)
+                                        (FADAS: Wang et al. 2024, by the authors' code; the text has min(η, 1/τ_max))
     Ringmaster  x ← x − η Σ ω_i g_i over the answers with τ < R                (Maranjyan, Tyurin and Richtárik 2025)
     Ringleader  x ← x − η Σ p_i G_i/b_i, once a client in turns of N steps            (Maranjyan and Richtárik 2025)
 """

@@ -55,7 +55,8 @@ class Averaging(Settings):
 
 
 class Weighted(Averaging):
-    """⟨Δ⟩ = Σ ω_i Δ_i. Clients that take more steps pull harder: the limit minimises Σ p_i‖a_i‖₁ F_i, not F.
+    """⟨Δ⟩ = Σ ω_i Δ_i. Clients that take more steps pull harder: for small η the limit minimises
+    Σ p_i‖a_i‖₁ F_i, not F.
 
     Example:
         >>> from fedax.contract.local import SGD
@@ -142,8 +143,9 @@ class FedAvg(Algorithm):
         averaging: ``Weighted()`` (FedAvg) or ``Normalized()`` (FedNova).
         server: a :class:`fedax.algorithms.server.ServerOptimizer`; default plain averaging.
 
-    Unequal steps are allowed in both; with ``Weighted()`` the limit is then the optimum of another objective
-    (Wang et al. 2020, Theorem 1 and eq. 28). Unequal weights and all kinds of participation are allowed.
+    Unequal steps are allowed in both; with ``Weighted()`` the limit is then, for small η, the optimum of another
+    objective (Wang et al. 2020, Theorem 1; on quadratics for any η eq. 28). Unequal weights and all kinds of
+    participation are allowed.
 
     Example:
         >>> from fedax.contract.local import SGD

@@ -83,7 +83,8 @@ class FedDA(Algorithm):
         h0: the start of the metric, H_0 = (h0 + ε) I; ≥ 0. Or ``"warmup"``: H_0 = diag(|ν_0| + ε), by the norm
             (‖ν_0‖ + ε) I. The default, 0, is the paper's μ_0 = 0: the first rounds step by λη/ε.
         lam: λ > 0 of the proximal term (1/2λ)(x − x_τ)ᵀH(x − x_τ), a number or a schedule of the round.
-        regularizer: ψ and X, a :class:`fedax.contract.regularizers.Regularizer`.
+        regularizer: ψ and X, a :class:`fedax.contract.regularizers.Regularizer`. The algorithms have X alone; ψ with
+            the weight s is how the paper's "L1 constraint" is read here.
         warmup_batches: ν starts at the mean of so many minibatch gradients of every client at x^0; ``None``: at zero.
 
     Source: FedDA, Algorithms 1 and 2, eq. 5 to 8.

@@ -46,7 +46,7 @@ class Upload(NamedTuple):
 
 
 class FedDyn(LocalMethod):
-    """FedDyn: dynamic regularisation; the exact optimum of F, however inexact the local work, with sampled cohorts too.
+    """FedDyn: dynamic regularisation; with exact gradients the optimum of F, whatever the local work and the cohorts.
 
     Published for p_i = 1/N. For unequal p_i all means have the data's weights and α is common.
 
@@ -104,7 +104,8 @@ class FedPDState(NamedTuple):
 
 
 class FedPD(LocalMethod):
-    """FedPD: primal-dual steps at every client, which communicate now and then; the exact optimum of F with skip off.
+    """FedPD: primal-dual steps at every client, which communicate now and then. With exact gradients and
+    skip off it reaches the optimum of F.
 
     A round here is what lies between two communications. Published for p_i = 1/N; unequal p_i in the mean are an
     extension. All clients take part.

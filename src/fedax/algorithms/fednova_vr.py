@@ -10,9 +10,10 @@
     Server   x ← x − τ_eff η Σ ω_i d_i;   h̄ ← h̄ + Σ_S p_i (d_i − h̄)
 
 The paper's Algorithm 2 stores d_i itself. As that contains the old correction, the correction cancels in every other
-round, and the method stalls half-way to the optimum; with d_i − c_i it reaches the optimum of Σ p_i F_i exactly, also
-with steps that change from round to round (both are tested). Under partial participation, which the paper leaves
-undefined, clients that are absent keep their h_i, and the updates have the weights ω/Σω, both as in SCAFFOLD.
+round, and the method stalls half-way to the optimum; with d_i − c_i it reaches the optimum of Σ p_i F_i with exact
+gradients, also with steps that change from round to round (both are tested). Under partial participation, which the
+paper leaves undefined, clients that are absent keep their h_i, and the updates have the weights ω/Σω, both as in
+SCAFFOLD.
 """
 
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ class FedNovaVRState(NamedTuple):
 
 
 class FedNovaVR(Algorithm):
-    """FedNova with cross-client variance reduction: the exact optimum under any local work.
+    """FedNova with cross-client variance reduction: with exact gradients the optimum of F, under any local work.
 
     Published for full participation and SGD with or without momentum; any linear solver and all kinds of cohorts are
     extensions. Momentum ρ needs η scaled by about 1 − ρ.

@@ -45,7 +45,8 @@ class Between(NamedTuple):
 
 
 class LED(Algorithm):
-    """LED, local exact diffusion: with equal steps it reaches the exact optimum of F; all clients take part.
+    """LED, local exact diffusion: with equal steps and exact gradients it reaches the optimum of F; all clients take
+    part.
 
     Published for equal τ_i = K. As b is the same for all clients, the optimum stays where it is for unequal steps and
     for steps that change from round to round (an extension; b up to 1/max τ_i is safe).
@@ -88,14 +89,15 @@ class LED(Algorithm):
 
 
 class Scaffnew(LocalMethod):
-    """Scaffnew (ProxSkip): clients communicate when a coin that all share says so; the exact optimum of F.
+    """Scaffnew (ProxSkip): clients communicate when a coin that all share says so. With exact gradients it
+    reaches the optimum of F.
 
     A round here is what lies between two communications, so that its local steps are the tosses of the coin:
     ``work=GeometricSteps(1/p_c)`` is the published method, ``Steps(K)`` communicates every K steps instead. All
     clients take part. Unequal steps are an extension; the optimum stays where it is.
 
     Args:
-        lr: η > 0, the local learning rate; the theory has 1/L.
+        lr: η > 0, the local learning rate; the theory, for μ-strongly convex F_i, has 1/L.
         probability: p_c in (0, 1], of communicating after a step; the theory has √(μ/L). ``None`` is 1/K, for equal
             steps only.
 

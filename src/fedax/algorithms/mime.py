@@ -140,8 +140,8 @@ class Upload(NamedTuple):
 class Mime(LocalMethod):
     """Mime and MimeLite with SGD, momentum or Adam at their base; ``fedax.create`` has SGD, which has no momentum.
 
-    Under full participation Mime reaches the exact optimum with constant η; MimeLite keeps a bias of drift. Clients
-    need no memory. Published for p_i = 1/N and equal steps; unequal p_i weigh updates and gradients alike (an
+    With all clients and exact gradients Mime reaches the optimum with constant η; MimeLite keeps a bias of drift.
+    Clients need no memory. Published for p_i = 1/N and equal steps; unequal p_i weigh updates and gradients alike (an
     extension, as in FedJAX), and updates of unequal τ_i are averaged as they are.
 
     Args:
@@ -246,8 +246,8 @@ class MVRUpload(NamedTuple):
 class MimeMVR(LocalMethod):
     """MimeMVR and MimeLiteMVR: momentum-based variance reduction across rounds.
 
-    Under full participation MimeMVR reaches the exact optimum with constant η; MimeLiteMVR keeps a bias in proportion
-    to a. Weights, and unequal τ_i, as in :class:`Mime`.
+    With all clients and exact gradients MimeMVR reaches the optimum with constant η; MimeLiteMVR keeps a bias in
+    proportion to a. Weights, and unequal τ_i, as in :class:`Mime`.
 
     Args:
         lr: η > 0, the local learning rate.

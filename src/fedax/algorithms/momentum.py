@@ -179,7 +179,7 @@ class FedAvgWithMomentumVR(LocalMethod):
 class ScaffoldWithMomentum(LocalMethod):
     """SCAFFOLD-M: SCAFFOLD whose local steps go along β (g_i − c_i + c) + (1−β) g.
 
-    Reaches the exact optimum with constant η, with any cohorts.
+    With exact gradients it reaches the optimum with constant η, with any cohorts.
 
     Args:
         lr: η > 0, the local learning rate; in the reparameterised form the paper's βη.
@@ -241,7 +241,7 @@ class ScaffoldWithMomentum(LocalMethod):
 class ScaffoldWithMomentumVR(LocalMethod):
     """SCAFFOLD-M-VR: control variates and recursive variance reduction in every local step.
 
-    Reaches the exact optimum with constant η, with any cohorts. Two gradients a local step.
+    With exact gradients it reaches the optimum with constant η, with any cohorts. Two gradients a local step.
 
     Args:
         lr: η > 0, the local learning rate.

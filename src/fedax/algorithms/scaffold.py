@@ -43,7 +43,7 @@ class Upload(NamedTuple):
 
 
 class Scaffold(LocalMethod):
-    """SCAFFOLD: reaches the exact optimum with constant η, with any cohorts.
+    """SCAFFOLD: with exact gradients it reaches the optimum with constant η, with any cohorts.
 
     Published for equal τ_i and p_i = 1/N. Extensions: unequal τ_i, each in its own divisor, which leaves the optimum
     in place (a client that takes more steps moves the model more on the way there); unequal p_i in the mean of the

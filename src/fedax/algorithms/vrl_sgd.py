@@ -51,7 +51,8 @@ class Between(NamedTuple):
 
 
 class VRLSGD(LocalMethod):
-    """VRL-SGD, and FedGATE where γ is not 1. With equal steps it reaches the exact optimum of F; all clients take part.
+    """VRL-SGD, and FedGATE where γ is not 1. With equal steps and exact gradients it
+    reaches the optimum of F; all clients take part.
 
     Published for equal τ_i. With unequal ones τ_i replaces the common number, as Wang et al. 2020 do:
     fixed τ_i lead exactly to the optimum of Σ p_i τ_i F_i instead, and τ_i that change from round to round diverge.

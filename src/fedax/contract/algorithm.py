@@ -44,8 +44,9 @@ class Traits(NamedTuple):
         steps: ``"any"``, or ``"equal"``: all clients take equally many local steps.
         limit: what it minimises with exact gradients as η → 0: ``"F"``, the data's own objective; ``"steps"``,
             Σ p_i‖a_i‖₁ F_i, in which clients count for more that take more steps; ``""``: not known.
-        exact: where it ends at the optimum of F itself for constant η: ``"always"``, with ``"all clients"``, with
-            ``"equal steps"``, or ``"never"``: drift of the local steps, in proportion to η, or another limit remains.
+        exact: where it ends at the optimum of a convex F itself for constant η, with exact gradients (minibatches leave
+            noise in proportion to η): ``"always"``, with ``"all clients"``, with ``"equal steps"``, or ``"never"``:
+            drift of the local steps, in proportion to η, or another limit remains.
         corrects: by what it corrects its local steps, so that they do not drift; ``""``: it does not.
         own: the weight of a client's own gradient in its local steps.
         fair: whether clients count by p_i however often and late each is heard, as the server knows what each of them

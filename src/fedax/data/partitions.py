@@ -54,7 +54,7 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, min_size: int = 10
         DataError: ``labels`` are not one number an example.
 
     Source:
-        Wang et al. 2020 (FedNova), section 6.1, and its code.
+        Wang et al. 2020 (FedNova), section 6, and its code.
 
     Example:
         >>> parts = dirichlet(np.arange(1000) % 10, clients=4, alpha=0.1)

@@ -33,7 +33,8 @@ def quadratic(d: int) -> Task:
         ConfigError: arguments out of range.
         DataError: by a run, examples that do not fit.
 
-    Source: Wang et al. 2020, "Tackling the objective inconsistency problem", equation 3.
+    Source: Wang et al. 2020, "Tackling the objective inconsistency problem", equation 13, without its constant; with
+    H = I it is equation 3.
 
     Example:
         >>> import fedax

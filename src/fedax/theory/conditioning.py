@@ -126,8 +126,9 @@ def condition_numbers(
 def interpolation_lr(c: ConditionNumbers, *, period: int = 1) -> Geometric:
     """FedAvg for convex losses, l-smooth per sample, with a common minimiser: ᾱ = N/(2E(lν_max + L(N − ν_min))).
 
-    The factor is 1 − μᾱ, and 1 − λ_minᾱ where that is less sharp: the theorem wants each F_i μ-strongly convex, which
-    H_i of different ranges are not. For E > 1 both hold up to a small constant in ᾱ.
+    All clients take part; with cohorts the constant in ᾱ is smaller, and not given. The factor is 1 − μᾱ, and 1 −
+    λ_minᾱ where that is less sharp: the theorem wants each F_i μ-strongly convex, which H_i of different ranges are
+    not. For E > 1 both hold up to a small constant in ᾱ.
     Qu et al. 2020, Theorem 5; the text before appendix H leaves out μ in the factor.
 
     Args:
@@ -148,10 +149,11 @@ def interpolation_lr(c: ConditionNumbers, *, period: int = 1) -> Geometric:
 def least_squares_lr(c: ConditionNumbers, *, period: int = 1) -> Geometric:
     """FedAvg for least squares: ᾱ = N/(4E(lν_max + λ_min(N − ν_min))), with the factor 1 − ᾱλ_min/2.
 
-    So the printed rate with κ₁ = l/λ_min. For E = 1 it is the minimum over ᾱ of the largest of
-    1 − ᾱλ + 2ᾱ²(lν_max λ + (N − ν_min)λ²)/N over the eigenvalues of H as long as N − ν_min ≤ lν_max/(λ_max − λ_min);
-    beyond, the minimum is at ᾱ = N/(2(lν_max + (N − ν_min)(λ_max + λ_min))), which is then given, with its factor.
-    For E > 1 both hold up to a small constant in ᾱ.
+    All clients take part; with cohorts the constant in ᾱ is smaller, and not given. So the printed rate with κ₁ =
+    l/λ_min. For E = 1 it is the minimum over ᾱ of the largest of 1 − ᾱλ + 2ᾱ²(lν_max λ + (N − ν_min)λ²)/N over the
+    eigenvalues of H as long as N − ν_min ≤ lν_max/(λ_max − λ_min); beyond, the minimum is at
+    ᾱ = N/(2(lν_max + (N − ν_min)(λ_max + λ_min))), which is then given, with its factor. For E > 1 both hold up to a
+    small constant in ᾱ.
     Qu et al. 2020, Theorem 6 and appendix H.2, which prints four times this range of N.
 
     Args:

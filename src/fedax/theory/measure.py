@@ -654,7 +654,8 @@ class Diagnosis:
         floor: 2χ²κ² with the κ² of the last point, for which ‖∇F‖² ≤ 2‖∇F̃‖² + 2χ²κ² holds with β² = 1: what stays
             of the bound however long the run, if clients remain as unlike.
         lr: η in round 0.
-        max_lr: the largest η of Theorems 1 to 3, with the β² of ``line``; ``None`` where they do not cover the method.
+        max_lr: the largest η of Theorems 1 to 3, for all clients in every round, with the β² of ``line``; ``None``
+            where they do not cover the method.
         loosest_lr: the same with β² = 1, the loosest case.
         weight_square: E(Σω)² of the cohorts' weights, 1 where they always add up to one.
         gained: what training gains, to which costs are compared: F of the first model less that of the last, and what

@@ -1,6 +1,7 @@
 """Parameters for which FedAvg-M, SCAFFOLD-M and their variance-reduced forms are proved to converge.
 
 FedAvg-M and FedAvg-M-VR want all N clients in every round, SCAFFOLD-M and SCAFFOLD-M-VR a uniform cohort of S.
+All are for p_i = 1/N and the same number K of local steps at every client.
 A method takes the result p as ``lr=p.lr, server_lr=p.server_lr, beta=p.beta``.
 
 Each bounds (1/R) Σ_r E‖∇f(x^r)‖² for smooth, possibly non-convex losses, with no bound on heterogeneity. The conditions
@@ -24,7 +25,8 @@ class MomentumParameters(NamedTuple):
     """What a theorem prescribes: β, γ, η, B, and the K that it was asked for.
 
     Args:
-        beta: β in (0, 1], the weight of the new gradient in a local direction.
+        beta: β in (0, 1], the weight of the new gradient in a local direction; with variance reduction 1 − β is that of
+            the recursion.
         gamma: γ > 0, the step along the averaged direction: x ← x − γg.
         lr: η > 0, the local learning rate.
         warmup_batches: B ≥ 1, minibatches per client for the estimates at x⁰; None: no warm-up.
@@ -94,7 +96,8 @@ def fedavg_m_vr_parameters(
     β = min{c, (NKL²Δ²/(σ⁴R²))^⅓}, γ = min{1/(24L), √(βNK/(54L²))},
     ηKL ≲ min{(LΔ/(G₀γLR))^½, (β/N)^½, (β/(NK))^¼}, B = ⌈K/(Rβ²)⌉.
 
-    With ``constant=1/rounds`` this is the theorem's alternative, B = Θ(KR), while c is the smaller term of β. Lemma 14
+    With ``constant=1/rounds`` this is the theorem's alternative, B = Θ(KR), whose bound has + σ²/(NKR), while c is the
+    smaller term of β. Lemma 14
     of the proof also asks ηKL ≲ min{β/(1−β), 1/(γLR)}, which eq. 8 does not list: lower ``scale`` to meet it.
 
     Args:

@@ -219,7 +219,7 @@ def fixed_point(
     Raises:
         DataError: weights or arrays of another form.
 
-    Source: Wang et al. 2020, eq. 12, 26, 28; Cheng et al. 2024 for FedAvg-M and FedAvg-M-VR.
+    Source: Wang et al. 2020, eq. 12, 26, 28; for FedAvg-M and FedAvg-M-VR derived here in the same way.
 
     Example:
         >>> from fedax.contract.local import SGD
@@ -249,8 +249,8 @@ def fixed_point(
 def weighted_optimum(hessians: Any, linear: Any, weights: Any = None) -> np.ndarray:
     """argmin Σ w_i F_i of F_i(x) = ½xᵀH_i x − e_iᵀx: x* for w = p, and the optimum of F̃ for implicit weights.
 
-    For w_i = p_iτ_i it is VRL-SGD's fixed point for constant τ_i and, where H_i = I, FedAvg's for η → 0.
-    Wang et al. 2020, appendix A, eq. 30.
+    For w_i = p_iτ_i it is VRL-SGD's fixed point for constant τ_i, and FedAvg's for η → 0.
+    Wang et al. 2020, appendix A, eq. 26; eq. 30 where H_i = I.
 
     Raises:
         DataError: weights or arrays of another form.

@@ -53,7 +53,10 @@ class ObjectiveBound(NamedTuple):
 
 
 def nova_lr(*, clients: int, mean_steps: float, rounds: int) -> float:
-    """η = √(N/(τ̄R)), τ̄ the mean of τ_i over clients, and over rounds where it varies; Corollary 3: N is the cohort S.
+    """η = √(N/(τ̄R)), τ̄ the mean of τ_i over clients, and over rounds where it varies.
+
+    With cohorts, which Corollary 3 draws with replacement by p_i, N is their size S, and τ̄ the mean over those drawn:
+    Σ p_iτ_i in expectation.
     Wang et al. 2020, Theorems 1 and 3, Corollary 3.
 
     Raises:
@@ -69,6 +72,9 @@ def nova_lr(*, clients: int, mean_steps: float, rounds: int) -> float:
 
 def max_lr(rules: UpdateRule | Iterable[UpdateRule], *, smoothness: float, dissimilarity_factor: float = 1.0) -> float:
     """The largest η of Theorems 1 to 3: ηL ≤ ½ min{1/(max_i‖a_i‖₁ √(2β² + 1)), 1/τ_eff}, β² ≥ 1, in every round.
+
+    All clients take part in all rounds. With cohorts of q the proof of Corollary 3 asks for more:
+    6τ_eff ηL(1 + β²/q) ≤ ½, and 4η²L² max_i‖a_i‖₁(‖a_i‖₁ − a_{i,−1}) ≤ 1/(12β² + 1).
     Wang et al. 2020, eq. 101, 152.
 
     Raises:
@@ -95,7 +101,7 @@ def surrogate_bound(
         rules: of :func:`update_rule`; one, or one per round.
         smoothness, variance: L > 0 of every client's loss; σ² ≥ 0 of a minibatch gradient (squared norm).
         gap, dissimilarity, rounds: F̃(x⁰) − inf F̃ ≥ 0; κ² ≥ 0; R ≥ 1.
-        lr: η > 0; None: √(N/(τ̄R)).
+        lr: η > 0; None: √(N/(τ̄R)). Above :func:`max_lr` the result is no bound.
 
     Raises:
         ConfigError: numbers out of range.
@@ -104,8 +110,8 @@ def surrogate_bound(
 
     Example:
         >>> rule = fedprox_rule([4] * 4, 0)
-        >>> surrogate_bound(rule, smoothness=1, variance=1, gap=1, dissimilarity=0, rounds=100)
-        SurrogateBound(start=0.1, noise=0.1, drift_noise=0.18..., drift=0.0)
+        >>> surrogate_bound(rule, smoothness=1, variance=1, gap=1, dissimilarity=0, rounds=200)
+        SurrogateBound(start=0.070..., noise=0.070..., drift_noise=0.09, drift=0.0)
     """
     kept = _rules(rules)
     L, s2 = number("smoothness", smoothness), number("variance", variance, positive=False)
@@ -246,8 +252,9 @@ def strongly_convex_bound(
 ) -> float:  # fmt: skip
     """E F(w̄_T) − F* ≤ (L/2) D_T, where D_{t+1} = (1 − μα_t) D_t + α_t² V + 6α_t³ L E²G², V = ν_max²σ²/N + sampling.
 
-    This recursion is Lemma 3 with α of :func:`strongly_convex_lr`; D_T is its exact value. The theorem's proof goes on
-    to D_T ≤ D₀ Π_t (1 − μα_t) + (4/μ)(α_T V + 6α_T² L E²G²), which is up to 3 times as large. Sampling is 4E²G²/S for
+    This recursion is Lemma 3 with α of :func:`strongly_convex_lr`; D_T is its exact value. The theorem's proof bounds
+    D_T by c D₀ (4/μ)(α_T V + 6α_T² L E²G²), with a constant c that it does not give. For large T its noise term is
+    three times that of D_T, for small T more. Sampling is 4E²G²/S for
     draws with replacement, times (N − S)/(N − 1) without, and 0 for all clients. The square on ν_max is as printed, and
     slack: Σ p_i²σ_i² ≤ ν_maxσ²/N.
 
@@ -259,7 +266,7 @@ def strongly_convex_bound(
     Raises:
         ConfigError: numbers out of range.
 
-    Source: Qu et al. 2020, Theorem 1, Lemma 3, eq. 7–9.
+    Source: Qu et al. 2020, Theorem 1, Lemma 3, eq. 5–9.
 
     Example:
         >>> constants = dict(clients=4, smoothness=1, curvature=0.5, period=1, variance=1, gradient=1, distance=1)
@@ -311,7 +318,7 @@ def convex_bound(
 
 def geometric_bound(iterations: int, *, smoothness: float, factor: float, distance: float) -> float:
     """E F(w̄_T) − F* ≤ (L/2) factor^T D₀, with the factor of :mod:`fedax.theory.conditioning`, in [0, 1).
-    Qu et al. 2020, Theorems 5 to 7.
+    Qu et al. 2020, Theorems 5 and 6.
 
     Raises:
         ConfigError: numbers out of range.
