@@ -6,7 +6,7 @@ FedPD: Zhang, Hong, Dhople, Yin and Liu 2021, "FedPD: a federated learning frame
 | paper | here |
 |---|---|
 | FedDyn: θ, θ_k; ∇L_k(θ_k); h; α | x, y; λ_i, the client's memory, which goes to ∇F_i(x*); h; alpha |
-| FedPD: x_{0,i}, x_i; λ_i; η; 1 − p | x, y; the client's memory, which goes to −∇F_i(x*); 1/alpha; 1 − skip |
+| FedPD: x_{0,i}, x_i; λ_i; η; p | x, y; the client's memory, which goes to −∇F_i(x*); 1/alpha; skip |
 
     FedDyn, client   y: τ_i steps y ← y − η (g_i(y) − λ_i + α (y − x));   λ_i ← λ_i − α (y − x)
     FedDyn, server   h ← h − α Σ_S p_i (y_i − x);   x ← Σ ω̂_i y_i − h/α, ω̂ = ω/Σω: a mean of models

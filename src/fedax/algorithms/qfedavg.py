@@ -24,7 +24,7 @@ from fedax.contract.local import LocalMethod
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector
 
-_LEAST = 1e-10  # of a loss, as in the authors' code: F^(q−1) has no value at 0
+_LEAST = 1e-10  # of a loss, as F^(q−1) has no value at 0; the authors' code adds it to every loss
 
 
 class QFedAvgUpload(NamedTuple):
