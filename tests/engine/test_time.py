@@ -306,6 +306,16 @@ def test_clients_that_manage_no_step_are_left_out_counted_and_named(tmp_path):
         fedax.simulate(method, TASK, DATA, clock=CLOCK, checkpoint=tmp_path, **options | {"work": fedax.Deadline(6.0)})
 
 
+def test_a_run_goes_on_in_which_nobody_missed_its_deadline(tmp_path):
+    assert (managed(50.0) > 0).all()
+    options = {"batch_size": 2, "work": fedax.Deadline(50.0), "clock": CLOCK}
+    whole = fedax.simulate(fedax.create("fedavg", lr=0.01), TASK, DATA, rounds=4, **options)
+    fedax.simulate(fedax.create("fedavg", lr=0.01), TASK, DATA, rounds=2, checkpoint=tmp_path, **options)
+    again = fedax.simulate(fedax.create("fedavg", lr=0.01), TASK, DATA, rounds=4, checkpoint=tmp_path, **options)
+    for name in whole.history.keys() - {"seconds"}:
+        assert whole.history[name].tolist() == again.history[name].tolist(), name
+
+
 def test_a_deadline_is_judged_by_the_draw_of_the_round(tmp_path):
     """Speeds and latencies are other ones in each round; who manages no step is late in it alone."""
     clock = fedax.Clock(

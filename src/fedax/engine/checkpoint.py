@@ -293,7 +293,8 @@ class Checkpointer:
                 last = rows[-1]["round"]
                 if last > index or (last < index and status != "finished" and not self._lanes):
                     raise CheckpointError(f"{path}: {status} with figures up to round {last}; remove it")
-                expected = {"round", *costs, *columns(self.job), *(EXCLUSIONS if self.job.plan.watched else ())}
+                watched = self.job.plan.watched or self.job.missed is not None
+                expected = {"round", *costs, *columns(self.job), *(EXCLUSIONS if watched else ())}
                 expected |= {HEARD} if self.job.memory == "nodes" else set()
                 expected |= {*PACE} if self.job.pacing is not None else set()
                 expected |= {"epsilon"} if self.job.ledger is not None else set()
