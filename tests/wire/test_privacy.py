@@ -14,12 +14,14 @@ from jax.sharding import Mesh
 import fedax
 from fedax.algorithms import METHODS
 from fedax.contract.compression import ArrayForm, decoded
+from fedax.contract.vector import Vector, norm_of
 from fedax.engine.make import make_job
 from fedax.engine.places.host import draw_rounds
 from fedax.engine.private import check as check_private
 from fedax.engine.simulate import program
 from fedax.federation.census import Census
 from fedax.wire.privacy import DP, standard_normal
+from fedax.wire.secure import FixedPoint
 from fedax.wire.sums import is_change, without_marks
 from fedax.wire.wire import Wire
 
@@ -149,6 +151,32 @@ def test_one_client_moves_a_sum_by_at_most_the_clip(name, combined):
             assert max(moved) <= CLIP * (1 + 1e-5), (cohort, place, times)
             # It does send something: the test would see a clip that is too long.
             assert times != 1e30 or max(moved) > 0.99 * CLIP, (cohort, place, times)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30, 9e37, 3e38])
+def test_no_size_of_numbers_escapes_a_norm(size):
+    """The reciprocal of a float32 above 8e37 counts as 0: with a norm of 0 a client could send what it likes."""
+    x = jnp.full((2, 100), size, jnp.float32)
+    true = 10 * float(np.float32(size))
+    wanted = true if true < float(np.finfo(np.float32).max) else np.inf
+    found = jax.jit(jax.vmap(lambda leaf: norm_of([leaf])))(x).tolist()
+    assert [*found, norm_of([x[0, :50], x[0, 50:]]).item()] == pytest.approx([wanted] * 3, rel=1e-5)
+
+    def longest(each):
+        return np.linalg.norm(np.asarray(jax.jit(jax.vmap(each))(x), np.float64), axis=1).max()
+
+    for by_leaf in (False, True):
+        privacy = DP(clip=1.0, noise=1.0, delta=1e-5, by_leaf=by_leaf)
+        assert longest(lambda leaf, how=privacy: how.clipped(leaf, 1.0)[0]) <= 1 + 1e-6
+        assert jax.vmap(lambda leaf, how=privacy: how.clipped(leaf, 1.0)[1])(x).tolist() == [true <= 1] * 2
+    assert longest(fedax.ClippedMean(1.0).each) <= 1 + 1e-6
+    fixed = FixedPoint(1.0, (jnp.float32(0.5),) * 2, places=2, bits=32)
+    assert longest(lambda leaf: fixed.numbers(fixed.integers(leaf, 0.5, 0.5)) / 0.5) <= 1 + 1e-6
+    inside = longest(lambda leaf: fedax.L2Ball(1.0).step(Vector(leaf), 1.0, 0.0).tree)
+    assert inside <= 1 + 1e-6 or (size > 8e37 and np.isnan(inside))  # of a model that is lost; the run has diverged
+    sent = fedax.QSGD(4)
+    there = sent.restore(sent.compress(jax.random.key(0), x[0]), ArrayForm.of(x[0]))
+    assert not np.isfinite(there).all() if np.isinf(wanted) else np.abs(there).max() > 0
 
 
 def test_each_part_of_an_upload_shares_the_clip():

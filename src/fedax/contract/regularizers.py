@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedax.contract.schedule import Schedule
 from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Number, Tree, Unknown
-from fedax.contract.vector import Vector
+from fedax.contract.vector import Vector, norm_of
 from fedax.errors import ConfigError
 from fedax.numbers import check_number
 from fedax.registry import Registry
@@ -220,7 +220,7 @@ class L2Ball(Regularizer):
         return _indicator(self, x)
 
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
-        return _project(u, h, self.radius, lambda x, radius: _norm(x) <= radius, _onto_sphere)
+        return _project(u, h, self.radius, lambda x, radius: norm_of([x]) <= radius, _onto_sphere)
 
     def validate(self) -> None:
         check_number("radius", self.radius, 0, open_low=True)
@@ -317,13 +317,6 @@ def _like(h: Number, u: Vector) -> Vector:
     return u.map(lambda leaf: jnp.full(jnp.shape(leaf), h, jnp.result_type(leaf)))
 
 
-def _norm(flat: jax.Array) -> jax.Array:
-    """‖flat‖₂, without overflow or underflow of the squares."""
-    largest = jnp.max(jnp.abs(flat))
-    scale = jnp.where(largest > 0, largest, 1)
-    return scale * jnp.sqrt(jnp.sum((flat / scale) ** 2))
-
-
 def _project(u: Vector, h: Number, radius: Number, inside: Callable[..., Tree], onto: Callable[..., Tree]) -> Vector:
     """``u`` where it is inside, else ``onto(u, h, radius)``, of all leaves as one array."""
     flat, unravel = jax.flatten_util.ravel_pytree(u.tree)
@@ -339,7 +332,7 @@ def _onto_sphere(u: jax.Array, h: jax.Array, radius: jax.Array) -> jax.Array:
 
     def newton(zeta: jax.Array) -> jax.Array:
         x = at(zeta)
-        return zeta + (_norm(x) / radius - 1) / jnp.sum((x / _norm(x)) ** 2 / (h + zeta))
+        return zeta + (norm_of([x]) / radius - 1) / jnp.sum((x / norm_of([x])) ** 2 / (h + zeta))
 
     # 1/‖x(ζ)‖ is concave and increasing: Newton's step from any ζ ends at or below the root, bisection bounds it.
     def narrow(state: Tree) -> Tree:
@@ -350,10 +343,10 @@ def _onto_sphere(u: jax.Array, h: jax.Array, radius: jax.Array) -> jax.Array:
         high = jnp.where(beyond > middle, high, middle)
         return new, high, new > low * (1 + 2 * jnp.finfo(u.dtype).eps), count + 1
 
-    excess = jnp.maximum(_norm(u) / radius - 1, 0)
+    excess = jnp.maximum(norm_of([u]) / radius - 1, 0)
     start = (jnp.min(h) * excess, jnp.max(h) * excess, excess > 0, 0)
     x = at(jax.lax.while_loop(lambda state: state[2] & (state[3] < 100), narrow, start)[0])
-    return x * jnp.minimum(radius / _norm(x), 1)
+    return x * jnp.minimum(radius / norm_of([x]), 1)
 
 
 def _onto_simplex(u: jax.Array, h: jax.Array, radius: jax.Array) -> jax.Array:

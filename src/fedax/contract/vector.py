@@ -1,7 +1,7 @@
 """Vector: a pytree of arrays with the operators of a vector space, so that a step reads as in the paper."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -94,6 +94,27 @@ def zeros_like(x: Vector) -> Vector:
         [0.0, 0.0]
     """
     return x.map(jnp.zeros_like)
+
+
+def scale_of(largest: Array) -> Array:
+    """By what arrays are divided before they are squared, where the largest size of their numbers is this.
+
+    The square of 1e30 is no number in float32. It stays below an eighth of the largest number: compilers divide by
+    multiplying with the reciprocal, which is too small for a normal number beyond, and processors take it for 0.
+    """
+    bound = jnp.finfo(largest.dtype).max / 8
+    return jnp.where(largest > 0, jnp.minimum(largest, bound), 1)
+
+
+def norm_of(leaves: Sequence[Array]) -> Array:
+    """The Euclidean norm of all numbers of some arrays; ∞ where it is above the largest number.
+
+    Example:
+        >>> round(norm_of([jnp.array([3e30]), jnp.array([4e30])]).item() / 1e30, 4)
+        5.0
+    """
+    scale = scale_of(jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves])))
+    return scale * jnp.sqrt(sum(jnp.sum((leaf / scale) ** 2) for leaf in leaves))
 
 
 def _binary(op: Callable[[Tree, Tree], Tree], x: Vector, other: Tree) -> Vector:

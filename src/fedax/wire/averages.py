@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Number, Tree
+from fedax.contract.vector import norm_of
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
-from fedax.wire.sums import norm_of, scaled, shortening
+from fedax.wire.sums import scaled, shortening
 
 _ROUNDING = 1e-6  # of sums of weights in float32
 

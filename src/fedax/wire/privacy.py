@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from fedax.contract.algorithm import Exchange, Layer, Round
 from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Number, Tree, Unknown
-from fedax.contract.vector import Vector
+from fedax.contract.vector import Vector, norm_of
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
-from fedax.wire.sums import by_kind, clipped, norm_of, shortening, without_marks
+from fedax.wire.sums import by_kind, clipped, shortening, without_marks
 
 _NOISE = 0x6E6F6973  # folded into the server's key of a round: it has no other use for this number
 

@@ -15,6 +15,7 @@ import numpy as np
 from fedax.contract.algorithm import Round
 from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Number, Tree, Unknown
+from fedax.contract.vector import scale_of
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
 from fedax.wire.sums import by_kind
@@ -133,8 +134,7 @@ class FixedPoint(eqx.Module):
         # Rounding may add half a unit to each number; so much shorter, none is longer than clip when it is rounded.
         room = 1 - math.sqrt(size) / 2 / m - _ROUNDING
         largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)).astype(_wide(leaf)) for leaf in leaves]))
-        # Scaled by the largest number first: the square of 1e30 is no number in float32.
-        scale = jnp.where(largest > 0, largest, 1)
+        scale = scale_of(largest)
         norm = jnp.sqrt(sum(jnp.sum((leaf / scale) ** 2, dtype=scale.dtype) for leaf in leaves))
         # Products are kept apart, and nothing is divided but numbers that all clients have in common: compilers gather
         # products, and divide many numbers less exactly than one. The sum has to have the same bits everywhere.

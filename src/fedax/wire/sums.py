@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedax.contract.algorithm import Change
 from fedax.contract.types import Array, Number, Tree, Unknown
+from fedax.contract.vector import norm_of
 
 
 def is_change(part: Tree) -> bool:
@@ -45,14 +46,6 @@ def scaled(weight: Array, leaf: Array) -> Array:
 def along(values: Array, leaf: Array) -> Array:
     """One value for each client, in the shape that broadcasts against a leaf with more axes."""
     return values.reshape(values.shape + (1,) * (jnp.ndim(leaf) - values.ndim))
-
-
-def norm_of(leaves: list[Array]) -> Array:
-    """The Euclidean norm of all numbers of some arrays."""
-    # Scaled by the largest number first: the square of 1e30 is no number in float32.
-    most = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in leaves]))
-    scale = jnp.where(most > 0, most, 1)
-    return scale * jnp.sqrt(sum(jnp.sum((leaf / scale) ** 2) for leaf in leaves))
 
 
 def shortening(norm: Array, most: Number) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 from fedax.contract.compression import ArrayForm, Compressor
 from fedax.contract.packing import codes_of, is_known, numbers_of, packed, unpacked
 from fedax.contract.types import Array, Number, Tree
+from fedax.contract.vector import norm_of
 from fedax.errors import ConfigError
 from fedax.numbers import check_number
 
@@ -42,7 +43,7 @@ class QSGD(Compressor):
             raise ConfigError("levels", self.levels, "give a whole number")
 
     def compress(self, key: Array, x: Array) -> Tree:
-        norm = _norm(x)
+        norm = norm_of([x])
         known = jnp.isfinite(norm) & (norm > 0)
         s = jnp.asarray(self.levels, x.dtype)
         size = jnp.where(known, jnp.minimum(jnp.abs(x) / jnp.where(known, norm, 1) * s, s), 0)
@@ -190,10 +191,3 @@ class Cast(Compressor):
 
 def _sign_and_exponent(form: ArrayForm) -> int:
     return 8 * form.kind.itemsize - int(jnp.finfo(form.kind).nmant)
-
-
-def _norm(x: Array) -> Array:
-    """‖x‖; scaled by the largest number first, as the square of 1e30 is no number in float32."""
-    most = jnp.max(jnp.abs(x), initial=0)
-    scale = jnp.where(most > 0, most, 1)
-    return most * jnp.sqrt(jnp.sum((x / scale) ** 2))
