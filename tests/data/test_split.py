@@ -87,6 +87,8 @@ def test_clients_without_names_are_numbered():
         ({"val": -0.1}, ConfigError, "val = -0.1"),
         ({"stratify": "z"}, ConfigError, "stratify = 'z'"),
         ({"stratify": np.zeros(3)}, DataError, "stratify: "),
+        ({"stratify": np.zeros(3), "clients": [0]}, DataError, "stratify: "),
+        ({"stratify": np.zeros(200), "clients": [0]}, DataError, "stratify: "),
         ({"stratify": np.linspace(0, 1, 148)}, DataError, "not whole"),
         ({"seed": -1}, ConfigError, "seed = -1"),
     ],

@@ -150,7 +150,7 @@ def test_a_clock_of_a_json_file(tmp_path):
         available={"a": {"on": [[0.0, 10.0]], "repeat": 20.0}},
     )
     assert fedax.Clock.from_json(path) == want
-    for text, word in (("{", "no JSON"), ("[1]", "no table")):
+    for text, word in (("{", "no JSON"), ("[" * 100_000, "no JSON"), ("[1]", "no table")):
         path.write_text(text)
         with pytest.raises(DataError, match=word):
             fedax.Clock.from_json(path)

@@ -94,6 +94,10 @@ def test_what_counts_as_nonsense(sends):
     assert run(guard=fedax.Guard(largest=1e32), faults=fedax.Faults([1], sends=1e9), rounds=1).left_out == {}
 
 
+def test_a_share_of_faulty_clients_is_rounded_up_but_for_the_last_bits():
+    assert [len(fedax.Faults(share, 1.0).of(100)) for share in (0.07, 0.071, 0.001, 1.0)] == [7, 8, 1, 100]
+
+
 def test_where_nobody_is_faulty_nothing_changes():
     plain, none = run(), run(faults=fedax.Faults([], sends=np.nan))
     assert none.history["train_loss"].tolist() == plain.history["train_loss"].tolist()

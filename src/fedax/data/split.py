@@ -84,13 +84,13 @@ def split(
     places = range(data.num_clients) if places is None else [check_count("places", place, 0) for place in places]
     if len(places) != data.num_clients:
         raise ConfigError("places", list(places), f"give one for each of the {data.num_clients} clients")
+    rare = isinstance(stratify, str) and stratify == "rare"
+    classes = _rare_classes(data) if rare else _classes(data, stratify)
     if clients is not None:
         if data.unseen is not None:
             names = list(data.unseen.test.names or ())
             raise ConfigError("clients", clients, f"of these data {names} take no part already; split them all at once")
         return _without(data, _left_out(clients, data.num_clients, seed), shares, stratify, seed, places)
-    rare = isinstance(stratify, str) and stratify == "rare"
-    classes = _rare_classes(data) if rare else _classes(data, stratify)
     rows: list[list[np.ndarray]] = [[], [], []]
     for place, start, size in zip(places, data.offsets, data.sizes, strict=True):
         generator = np.random.default_rng([seed, place])

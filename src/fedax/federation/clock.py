@@ -248,7 +248,7 @@ class Clock(Settings):
         regular(Path(path))
         try:
             table = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: no JSON ({error})") from error
         if not isinstance(table, dict):
             raise DataError(f'{path}: no table of a clock\'s arguments, such as {{"step": 0.1}}')

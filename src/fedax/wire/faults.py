@@ -62,7 +62,7 @@ class Faults(Settings):
             if self.clients and self.clients[-1] >= num_clients:
                 raise ConfigError("clients", self.clients[-1], f"there are {num_clients} clients, from 0")
             return self.clients
-        number = math.ceil(self.clients * num_clients)
+        number = math.ceil(self.clients * num_clients - 1e-9) or 1  # .07 · 100 is a little above 7
         drawn = np.random.default_rng(self.seed).choice(num_clients, number, replace=False)
         return tuple(sorted(drawn.tolist()))
 
