@@ -315,6 +315,19 @@ def test_a_run_goes_on_in_which_nobody_missed_its_deadline(tmp_path):
     for name in whole.history.keys() - {"seconds"}:
         assert whole.history[name].tolist() == again.history[name].tolist(), name
 
+    def stop(point, seed, row):
+        if row["round"] == 2:
+            raise Killed
+
+    def swept(callback=None):
+        kept = fedax.Checkpoints(tmp_path / "sweep", rounds=1)
+        more = options | {"rounds": 4, "callback": callback, "checkpoint": kept}
+        return fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.01, 0.02]}, TASK, DATA, **more)
+
+    with pytest.raises(Killed):
+        swept(stop)
+    assert swept().runs[0][0].history["time"].tolist() == whole.history["time"].tolist()
+
 
 def test_a_deadline_is_judged_by_the_draw_of_the_round(tmp_path):
     """Speeds and latencies are other ones in each round; who manages no step is late in it alone."""
