@@ -174,15 +174,16 @@ def better(name: str, metrics: Mapping[str, object] | None = None) -> Direction 
 
     Args:
         name: of the column.
-        metrics: of the task; some of them say which way is better.
+        metrics: of the task; some of them say which way is better, or are "lower" or "higher" themselves.
 
     Example:
         >>> better("test_accuracy"), better("test_loss"), better("seconds"), better("test_score"), better("density")
         ('higher', 'lower', 'lower', None, None)
     """
     part, _, metric = name.removesuffix(PER_CLIENT).removesuffix(PERSONAL).partition("_")
-    given = getattr((metrics or {}).get(metric), "better", None) if part in PARTS else None
-    return given if given in ("lower", "higher") else describe(name).better
+    given = (metrics or {}).get(metric) if part in PARTS else None
+    way = given if isinstance(given, str) else getattr(given, "better", None)
+    return "lower" if way == "lower" else "higher" if way == "higher" else describe(name).better
 
 
 def higher_is_better(name: str, field: str, metrics: Mapping[str, object] | None = None) -> bool:
@@ -274,6 +275,16 @@ def deciding(column: str, names: Collection[str]) -> str:
     """
     own = f"{column}{PERSONAL}"
     return own if own in names else column
+
+
+def numbers(names: Iterable[str]) -> list[str]:
+    """The columns with a number for each evaluation; others have lists, of clients or for each of them.
+
+    Example:
+        >>> numbers(["round", "test_loss", "test_loss_per_client", "bad_clients"])
+        ['round', 'test_loss']
+    """
+    return [name for name in names if describe(name).type in ("real", "whole")]
 
 
 def measures(names: Collection[str]) -> list[str]:

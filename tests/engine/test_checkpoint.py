@@ -131,6 +131,20 @@ def test_callbacks_and_until_get_the_rows_again(tmp_path):
     assert run("fedavg", tmp_path).history["round"].tolist() == [0, 2, 4, 6]  # it stays so
 
 
+def test_a_run_ends_at_what_was_its_last_round_where_it_would_have_ended(tmp_path):
+    """There nobody asked \"until\", as the run was over."""
+    until = {"at two": lambda row: row["round"] == 2, "patience": fedax.Patience("train_loss", 1, least=1e9)}
+    for name, ends in until.items():
+        options = {"batch_size": 2, "evaluate_every": 2, "until": ends, **CASES["fedavg"]}
+        folder = tmp_path / name
+        statuses = [
+            fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=r, checkpoint=folder, **options)
+            for r in (2, 8)
+        ]
+        rounds = [run.history["round"].tolist() for run in statuses]
+        assert [run.status for run in statuses] == ["finished", "stopped"] and rounds == [[0, 2], [0, 2]], name
+
+
 def test_other_settings_are_refused_by_name(tmp_path):
     run("scaffold", tmp_path)
     for options, differs in (

@@ -93,7 +93,8 @@ def test_a_row_has_figures_losses_and_costs_in_this_order():
 def test_who_is_done(options, given, status, over):
     one = lane(**options)
     one.history.rows.append(given)
-    assert one.judge(given) is over and one.status == status and one.over is over
+    one.judge(given)
+    assert one.ask(given) is over and one.status == status and one.over is over
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,8 @@ def test_who_is_done(options, given, status, over):
     [
         ("finished", [1.0, 0.5], "finished", None),
         ("finished", [1.0, 2.0], "worse", "its objective was 1, is 2; try a smaller"),
-        ("stopped", [1.0, 2.0], "stopped", None),
+        ("stopped", [1.0, 0.5], "stopped", None),
+        ("stopped", [1.0, 2.0], "worse", "its objective was 1, is 2; try a smaller"),
         ("diverged", [1.0, math.inf], "diverged", "the training loss is inf at round 1: stopped"),
         ("failed", [1.0, 0.5], "failed", r"clients \[3\] sent .*round 1: stopped, as asked"),
     ],
@@ -109,8 +111,8 @@ def test_who_is_done(options, given, status, over):
 def test_what_is_said_in_the_end(status, losses, ends, message):
     one = lane()
     one.history.rows, one.status = [row(k, loss) for k, loss in enumerate(losses)], status
-    result = one.conclude()
-    assert one.status == ends and (result is None) is (message is None)
+    ended, result = one.conclude()
+    assert ended == ends and (result is None) is (message is None)
     if result is not None:
         with pytest.warns(result[1], match=message):
             drive.warnings.warn(*result, stacklevel=1)

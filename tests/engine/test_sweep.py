@@ -440,3 +440,33 @@ def test_data_of_seeds_that_are_not_there_are_refused():
     for given in ({5: {"data": DATA}}, {0: {"task": TASK}}):
         with pytest.raises(fedax.ConfigError, match="by_seed"):
             fedax.sweep(lambda: fedavg(0.05), [{}], TASK, DATA, seeds=[0, 1], by_seed=given, rounds=1)
+
+
+def test_points_of_which_some_have_personal_models_are_ranked_by_what_clients_get():
+    for names in (["ditto", "fedavg"], ["fedavg", "ditto"]):
+        found = fedax.sweep(lambda name: fedax.create(name, lr=0.05), {"name": names}, TASK, DATA, **OPTIONS)
+        ends = {name: runs[0].history for name, runs in zip(names, found.runs, strict=True)}
+        due = {"ditto": ends["ditto"]["train_loss_personal"][-1], "fedavg": ends["fedavg"]["train_loss"][-1]}
+        assert {row["name"]: row["mean"] for row in found.table()} == pytest.approx(due)
+        assert found.best() == {"name": min(due, key=due.get)}
+
+
+def test_columns_of_lists_rank_nothing_and_end_nothing():
+    guarded = check(fedavg, {"lr": [0.05]}, guard=fedax.Guard())
+    for column in ("bad_clients", "density"):
+        with pytest.raises(ConfigError, match=f"criterion = '{column}': the history has: round, train_loss"):
+            guarded.table(column, higher=False)
+    with pytest.raises(ConfigError, match=r"patience\.column = 'bad_clients'"):
+        check(fedavg, {"lr": [0.05]}, guard=fedax.Guard(), until=fedax.Patience("bad_clients", higher=False))
+
+
+def test_patience_is_checked_at_all_points_before_any_runs():
+    """The second has no regularizer, and so no objective; it belongs to another program."""
+    rows = []
+    with pytest.raises(ConfigError, match=r"patience\.column = 'objective'"):
+        fedax.sweep(
+            lambda name: fedax.create(name, lr=0.05, **({"regularizer": fedax.L1(0.1)} if name == "fedda" else {})),
+            {"name": ["fedda", "fedavg"]}, TASK, DATA, callback=lambda *row: rows.append(row),
+            until=fedax.Patience("objective"), **OPTIONS,
+        )  # fmt: skip
+    assert not rows

@@ -500,3 +500,19 @@ def test_a_clock_compiles_a_draw_and_no_round(compilations):
     found = compilations()
     run(clock=fedax.Clock(step=2.0), seed=3)
     assert found <= 2 and compilations() == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("fedavg", {"privacy": fedax.DP(clip=1.0, noise=1.0, delta=1e-3)}, r"work\.time = 0.5: client 0 misses it, "),
+        ("part", {}, r"work\.time = 0.5: how many gradients a client needs is decided .*PersonalPart"),
+    ],
+)
+def test_a_deadline_that_a_run_cannot_have_is_refused_for_its_own_reason(method, options, message):
+    data = fedax.FederatedData({"x": np.ones((4, 3), np.float32), "y": np.array([0, 1, 0, 1])}, [2, 2])
+    task, one = fedax.tasks.softmax_regression(3, 2), fedax.create("fedavg", lr=0.1)
+    method = fedax.PersonalPart(one, "b") if method == "part" else one
+    given = {"work": fedax.Deadline(0.5), "clock": fedax.Clock(step=[1.0, 0.1])} | options
+    with pytest.raises(fedax.ConfigError, match=message):
+        fedax.simulate(method, task, data, rounds=2, **given)

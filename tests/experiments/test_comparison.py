@@ -428,6 +428,13 @@ BAD = {
     "patience without its column": ({"until": fedax.Patience(), "val": None}, "until.column"),
     "a judge that is not there": ({"judge": "test_accuracy"}, "judge"),
     "a judge that says nothing": ({"judge": "density", "metrics": ["density"]}, "judge"),
+    "a judge that is a cost": ({"judge": "seconds"}, "judge"),
+    "a judge for each client": ({"judge": "test_loss_per_client", "metrics": ["per_client"]}, "judge"),
+    "patience for each client": (
+        {"until": fedax.Patience("test_loss_per_client"), "metrics": ["per_client"]},
+        "until.column",
+    ),
+    "patience without a direction": ({"until": fedax.Patience("density"), "metrics": ["density"]}, "patience.higher"),
     "baselines without clients": ({"baselines": True, "test": TEST.examples}, "baselines"),
     "baselines without a rate": ({"baselines": True, "methods": {"a": METHODS["nova"]}}, "baselines"),
     "baselines of something else": ({"baselines": {"lr": 0.1, "rounds": 3}}, "baselines"),
@@ -498,3 +505,29 @@ def test_it_says_what_to_do_with_several_processes(monkeypatch):
     monkeypatch.setattr(comparison.processes, "count", lambda: 2)
     with pytest.raises(fedax.ConfigError, match="one process"):
         compare()
+
+
+class Skill(fedax.metrics.Accuracy):
+    """Its name does not say which way is better."""
+
+
+def test_a_metric_says_which_way_is_better_where_its_name_does_not(tmp_path):
+    data, test = _classified(), _classified(1).client(0)
+    task = fedax.tasks.softmax_regression(3, 2).with_metrics(skill=Skill())
+    methods = {"good": fedax.create("fedavg", lr=0.5), "bad": fedax.create("fedavg", lr=1e-4)}
+    stop = fedax.Patience("test_skill", evaluations=2)
+    options = {"rounds": 8, "evaluate_every": 1, "test": test, "until": stop, "seeds": 3}
+    found = fedax.compare(methods, task, data, judge="test_skill", out=tmp_path / "run", **options)
+    for each in (found, fedax.load(tmp_path / "run")):
+        (problem,) = each.problems
+        assert (problem.judge, problem.better, problem.best.label) == ("test_skill", "higher", "good")
+        assert each.verdict.startswith("good ended best on these examples: test skill 0.925")
+        assert "Next is bad" in each.verdict and "behind by" in each.verdict
+        reached = each.table(target={"test_skill": 0.92}).set_index("method")["seconds_to_target"]
+        assert reached["good"] > 0 and np.isnan(reached["bad"])
+
+
+def _classified(seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    return fedax.FederatedData({"x": x, "y": (x @ [1.0, -1.0, 0.5] > 0).astype(int)}, [40, 40, 40])

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+from fedax.engine.history import Row
 from fedax.experiments.report import render
 from fedax.experiments.runs import append_metrics
 
@@ -237,7 +238,8 @@ def test_the_page_of_a_running_link_keeps_its_curves_until_there_are_new_values(
                 "local_steps": 9,
                 "gradients": 9,
             }
-            append_metrics(record.folder, "a", "fedprox", 0, row | {"seconds": 2.0, "bytes_down": 9, "bytes_up": 9})
+            row |= {"seconds": 2.0, "bytes_down": 9, "bytes_up": 9}
+            append_metrics(record.folder, "a", "fedprox", 0, Row(row))
             page.locator("#first").wait_for(state="detached")
             assert page.evaluate("blocks.map(block => block.data.series[0].x.rounds)") == [[0, 5, 10, 15]]
             assert page.locator("canvas").count() == 2

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from fedax.engine.history import Row
 from fedax.errors import ConfigError
 from fedax.experiments import charts, clients, summary, toml
 from fedax.experiments.chance import gap_of
@@ -58,7 +59,7 @@ def fake(folder, losses, clients=5, classes=("0", "1", "2"), seeds=(0, 1), colum
                 costs |= {"bytes_down": 10**6 * k, "bytes_up": 2 * 10**6 * k}
                 row = {"round": 5 * k, "train_loss": loss, "test_accuracy": 1 - min(loss, 1.0), **costs}
                 row |= columns(label, loss) if columns else {}
-                append_metrics(folder, label, "fedprox", seed, row)
+                append_metrics(folder, label, "fedprox", seed, Row(row, None if np.isfinite(loss) else "diverged"))
     return read(folder)
 
 

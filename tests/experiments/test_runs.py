@@ -1,6 +1,7 @@
 """A run folder: its content, and that it is never half written."""
 
 import json
+import math
 import os
 import pathlib
 import tomllib
@@ -12,7 +13,8 @@ import safetensors.numpy
 
 import fedax
 from fedax.experiments import build, execute, new_folder, read, summary
-from fedax.files import write_atomic
+from fedax.experiments.runs.files import row_of
+from fedax.files import seal, with_digest, write_atomic
 
 CONFIG = {
     "name": "tiny",
@@ -188,3 +190,51 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="power cut"):
         write_atomic(path, "new")
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["file.json"]
+
+
+TASK, DATA = fedax.tasks.quadratic(2), fedax.data.quadratics(clients=3, dimension=2)
+SLOW = fedax.Clock(step=1.0, up=[1e6, 1e6, 1.0])  # the last client never makes it
+ENDS = {
+    "finished": ({}, "finished"),
+    "late": ({"work": fedax.Deadline(5.0), "clock": SLOW, "guard": fedax.Guard(stop=True)}, "finished"),
+    "guarded": ({"guard": fedax.Guard(stop=True), "faults": fedax.Faults([1], sends=math.nan)}, "failed"),
+    "worse": ({"lr": 3.0}, "worse"),
+    "waited": ({"lr": 3.0, "rounds": 40, "until": fedax.Patience("train_loss", evaluations=3)}, "worse"),
+    "patient": ({"lr": 1.0, "rounds": 90, "until": fedax.Patience("train_loss", evaluations=2)}, "stopped"),
+    "diverged": ({"lr": 1e9, "rounds": 20}, "diverged"),
+    "own": ({"tuned": 1e30}, "worse"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::fedax.DivergedWarning", "ignore::fedax.BadClientWarning")
+@pytest.mark.parametrize("case", ENDS)
+def test_a_folder_says_how_a_run_ended_as_simulate_does(case, tmp_path):
+    given, status = ENDS[case]
+    options = {"rounds": 6, "evaluate_every": 1, "work": fedax.Steps(2)} | given
+    method = fedax.create("fedavg", lr=options.pop("lr", 0.1))
+    if (lr := options.pop("tuned", None)) is not None:
+        method = fedax.FineTuned(method, lr=lr, steps=30)
+    seen = []
+    run = fedax.simulate(method, TASK, DATA, callback=seen.append, **options)
+    assert run.status == status == seen[-1].status and {row.status for row in seen[:-1]} == {None}
+    fedax.compare({"mine": method}, TASK, DATA, out=tmp_path / "run", seeds=1, **options)
+    (found,) = read(tmp_path / "run").runs
+    assert found.status == ("finished" if status == "stopped" else status)
+    assert found.history["round"].tolist() == run.history["round"].tolist()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["status"] for line in lines] == ["ok"] * (len(lines) - 1) + ["ok" if status == "finished" else status]
+
+
+def test_a_row_after_the_end_is_no_row_of_a_run(done, tmp_path):
+    _, record, _ = done
+    for name in ("config.toml", "about.json"):
+        (tmp_path / name).write_bytes((record.folder / name).read_bytes())
+    lines = (record.folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    lines = [line for line in lines if (json.loads(line)["label"], json.loads(line)["seed"]) == ("good", 0)]
+    of = row_of(tmp_path)
+    for wrong, message in (("stopped", "line 2: a row after the end"), ("soon", "line 1: a seed .*, or no status")):
+        first = json.loads(lines[0]) | {"status": wrong}
+        text = json.dumps({k: v for k, v in first.items() if k not in ("sha256", "of")} | seal(of))
+        (tmp_path / "metrics.jsonl").write_bytes(with_digest(f"{text}\n".encode()) + lines[1])
+        with pytest.raises(fedax.DataError, match=message):
+            read(tmp_path)

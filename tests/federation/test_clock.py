@@ -183,6 +183,10 @@ def test_a_clock_of_a_csv_file(tmp_path):
         ("client,step\na,fast\n", "line 2: step is 'fast', no number"),
         ("client,on\na,1\n", "a period has on and off"),
         ("client,step\n,1\n", "there is no client"),
+        ("client,step\na,1\na,2\n", "line 3: client a has another step above"),
+        ("client,step\na,1,2\n", "line 2: more cells than columns"),
+        ("client,step\n", "no value in it"),
+        ("client,step,on,off,repeat\na,1,,,60\n", "client a has repeat, and no period"),
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=word):

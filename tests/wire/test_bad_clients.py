@@ -371,6 +371,7 @@ def test_no_one_drops_out():
         (lambda: fedax.Faults(0, sends=1), r"clients = 0: give a number in \(0, 1\]"),
         (lambda: run(faults=fedax.Faults([5], sends=1)), "clients = 5: there are 5 clients, from 0"),
         (lambda: fedax.TrimmedMean(0.5), r"share = 0.5: give a number in \(0, 0.5\)"),
+        (lambda: fedax.TrimmedMean(0.4999999), "next to one half nothing is left"),
         (lambda: fedax.GeometricMedian(0), "steps = 0"),
         (lambda: fedax.ClippedMean(0), "norm = 0"),
         (lambda: run("scaffold", aggregate=fedax.CoordinateMedian()), "Scaffold: its clients keep something"),

@@ -76,7 +76,7 @@ def show_choices(console: "Console", experiment: "Experiment", folder: pathlib.P
 
     lines = facts(experiment.config, experiment.data.sizes.tolist(), count_parameters(experiment.task))
     if (column := decides(experiment)) is not None and len(experiment.methods) > 1:
-        lines["Judged by"] = f"{column}, {better(column)} is better"
+        lines["Judged by"] = f"{column}, {better(column, experiment.task.metrics)} is better"
     methods = [
         f"{m['label']} ({', '.join(f'{k} {short(v)}' for k, v in telling(m).items())})"
         for m in experiment.config["methods"]

@@ -130,7 +130,7 @@ class Cosine(Schedule):
     """Half a cosine from ``value`` in round ``warmup`` to ``end`` in round ``rounds``, where it stays.
 
     Args:
-        value: the largest value, > 0.
+        value: where the half cosine begins, > 0.
         rounds: where it ends, a whole number above ``warmup``; often the rounds of the run.
         end: the last value, ≥ 0.
         warmup: so many rounds at the start climb to it, in equal steps: the first has value/(warmup + 1).

@@ -37,6 +37,7 @@ from fedax.columns import (
     describe,
     heard_enough,
     higher_is_better,
+    numbers,
 )
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
@@ -200,8 +201,8 @@ class Checkpointer:
         self._held = HeldSignals()
         self._time, self._round = time.monotonic(), 0  # of the last one
         known = [name for name in columns(self.job) if describe(name).kind == "measure"]
-        if wanted.best is not None and wanted.best not in known:
-            raise unknown("checkpoint.best", wanted.best, known)
+        if wanted.best is not None and wanted.best not in (by_number := numbers(known)):
+            raise unknown("checkpoint.best", wanted.best, by_number)
         if wanted.best is not None and (public := public_columns(self.job)) is not None and wanted.best not in public:
             hint = "it is measured on clients, and which model was best would tell of them; name a public column"
             raise ConfigError("checkpoint.best", wanted.best, hint)

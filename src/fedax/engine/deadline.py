@@ -40,8 +40,11 @@ def steps_within(
         hint = "when a round begins follows from the rounds before it, so that a clock with periods does not tell"
     elif clock.anew and rounds is None:
         hint = "the clock draws anew each time, and without rounds there is no draw of a round: draw once a client"
-    elif any(form.one or form.asked is None for form in forms):
+    elif any(form.one for form in forms):
         hint = "in a round of this method not all clients do the same; give local steps a second, speed"
+    elif any(form.asked is None for form in forms):
+        hint = "how many gradients a client needs is decided while it works; give local steps a second, speed"
+        hint += ', or PersonalPart of order = "first" the steps of the clients\' own part'
     elif (total := (rounds or 1) * len(sizes)) > _MOST_STEPS:
         hint = f"the clock draws anew, which needs a table of {total} steps; draw once a client, or give fewer rounds"
     if hint:

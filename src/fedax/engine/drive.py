@@ -14,18 +14,18 @@ from fedax.contract.types import Tree, Unknown
 from fedax.engine import private, processes
 from fedax.engine.checkpoint import Checkpointer, SavedRun, Snapshot
 from fedax.engine.devices import in_precision
-from fedax.engine.evaluate import columns, public_columns
-from fedax.engine.history import History, Run, count, ended_worse
+from fedax.engine.evaluate import check_until, public_columns
+from fedax.engine.history import History, Row, Run, count, ended_worse
 from fedax.engine.job import Job
 from fedax.engine.loop import Counters, Exclusions, State
 from fedax.engine.patience import Patience
 from fedax.engine.personal import PersonalModels
 from fedax.engine.timetable import Timetable
 from fedax.engine.timing import RoundTimes
-from fedax.errors import BadClientWarning, DivergedWarning, caller_level, unknown
+from fedax.errors import BadClientWarning, DivergedWarning, caller_level
 from fedax.programs import compile_time
 
-Watch = Callable[[int, dict[str, Unknown]], None]
+Watch = Callable[[int, Row], None]
 
 _CALL = 2.0  # seconds that a call takes at most, by the pace so far: Python sees signals between calls only
 
@@ -75,7 +75,7 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, checkpointer: Che
     are done. It warns of runs that ended badly.
 
     Args:
-        watch: called with the number of a job and each row of its history.
+        watch: called with the number of a job and each row of its history, the last one with the run's status.
         checkpointer: of these jobs.
     """
     in_progress = [RunInProgress(job, program.times(which)) for which, job in enumerate(jobs)]
@@ -91,7 +91,7 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, checkpointer: Che
                 runs.record()
                 runs.save()
     for one in in_progress:
-        if (warning := one.conclude()) is not None:
+        if (warning := one.conclude()[1]) is not None:
             warnings.warn(*warning, stacklevel=caller_level())
     return [one.run(seconds) for one in in_progress]
 
@@ -104,12 +104,11 @@ class RunInProgress:
         self.times = times if job.clock is None or times is not None else RoundTimes(job)
         self.missed = None if job.missed is None else np.zeros(job.plan.num_clients, int)  # how often a deadline was
         self.public = public_columns(job)  # of a private run
-        self.until = job.until
+        check_until(job)
+        self.until, self.patience = job.until, None
         if isinstance(job.until, Patience):
-            if job.until.column not in (known := columns(job)):
-                raise unknown("patience.column", job.until.column, known)
-            self.until = job.until.fresh(job.plan.task.metrics, job.min_heard)
-        self.status = "finished"
+            self.until, self.patience = None, job.until.fresh(job.plan.task.metrics, job.min_heard)
+        self.status = "finished"  # never "worse", which the next row may change
         self.result: tuple[State | None, Tree] | None = None  # the state and the model in the end
 
     def clocked(self, start: int, stop: int) -> None:
@@ -128,14 +127,20 @@ class RunInProgress:
         return found._replace(left_out=np.asarray(found.left_out) + self.missed)
 
     def judge(self, row: dict[str, Unknown]) -> bool:
-        """Whether the run ends with its last row; ``status`` says how."""
+        """Whether the run ends with its last row, before ``until`` is asked; ``status`` says how."""
         if diverged(row):
             self.status = "diverged"
         elif self.job.plan.stops and row["left_out"] > (0 if self.missed is None else self.missed.sum()):
             self.status = "failed"
         elif row["round"] == self.job.rounds:
             self.status = "stopped" if self.job.spent else "finished"
-        elif self.until is not None and self.until(dict(row)):
+        elif self.patience is not None and self.patience(row):
+            self.status = "stopped"
+        return self.over
+
+    def ask(self, row: dict[str, Unknown]) -> bool:
+        """Whether the run ends with its last row, for ``until`` may say so."""
+        if not self.over and self.until is not None and self.until(dict(row)):
             self.status = "stopped"
         return self.over
 
@@ -143,39 +148,48 @@ class RunInProgress:
         """Go on from a checkpoint."""
         self.history.take(saved.rows, saved.costs)
         self.status = saved.status
+        if self.patience is not None and [self.patience(row) for row in saved.rows][-1] and not self.over:
+            self.status = "stopped"  # at what was its last round then
 
     @property
     def over(self) -> bool:
         """Whether nothing is left to do."""
         return self.status != "finished" or self.history.rows[-1]["round"] == self.job.rounds
 
-    def conclude(self) -> tuple[str, type[Warning]] | None:
-        """Set the status of a run that ended worse than it began; the warning for its user, if there is one."""
-        last, judge = self.history.rows[-1], private.judged(self.history.rows[0], self.public)
-        counted = [row for row in self.history.rows if heard_enough(row, self.job.min_heard)]
-        values = [row[judge] for row in counted] if judge is not None else []
-        if self.status == "finished" and values and ended_worse(values):
-            self.status = "worse"
-            name = judge if self.public is not None or str(judge).endswith(PERSONAL) else "objective"
-            text = f"the run ended worse than it began: its {name} was {values[0]:.4g}, is {values[-1]:.4g}"
-            return f"{text}; try a smaller learning rate", DivergedWarning
-        losses = [name for name in last if name.endswith(f"_loss{PERSONAL}") and not np.isfinite(last[name])]
-        rows = self.history.rows  # a loss that never was finite may be undefined, that of training is not
-        defined = [n for n in losses if n.startswith(TRAIN[0]) or any(np.isfinite(row[n]) for row in rows)]
-        own = next(iter(defined), None)
-        if self.status == "finished" and own is not None and self.public is None and self.job.memory != "nodes":
-            self.status = "worse"
-            text = f"clients' own models are not finite: {own} is {last[own]}"
-            return f"{text}; try a smaller learning rate", DivergedWarning
+    def last_row(self) -> Row:
+        """The last row, with the status of a run that is over."""
+        return Row(self.history.rows[-1], self.conclude()[0] if self.over else None)
+
+    def conclude(self) -> tuple[str, tuple[str, type[Warning]] | None]:
+        """The status of a run that is over, and the warning for its user, if there is one."""
+        last, gone = self.history.rows[-1], None
         if self.status == "diverged":
             name = next(name for name in (*TRAIN, "val_loss", "test_loss") if name in last)
             label = describe(name).label.lower().replace("train ", "training ")
-            text = f"the {label} is {last[name]} at round {last['round']}: stopped"
-            return f"{text}; try a smaller learning rate", DivergedWarning
-        if self.status == "failed":
+            gone = f"the {label} is {last[name]} at round {last['round']}: stopped"
+        elif self.status == "failed":
             text = f"what clients {last['bad_clients']} sent was left out by round {last['round']}: stopped, as asked"
-            return text, BadClientWarning
-        return None
+            return "failed", (text, BadClientWarning)
+        elif (gone := self._worse()) is None:
+            return self.status, None
+        status = "diverged" if self.status == "diverged" else "worse"
+        return status, (f"{gone}; try a smaller learning rate", DivergedWarning)
+
+    def _worse(self) -> str | None:
+        """In which way the run ended worse than it began; ``None``: it did not."""
+        rows, judge = self.history.rows, private.judged(self.history.rows[0], self.public)
+        last, counted = rows[-1], [row for row in rows if heard_enough(row, self.job.min_heard)]
+        values = [row[judge] for row in counted] if judge is not None else []
+        if values and ended_worse(values):
+            name = judge if self.public is not None or str(judge).endswith(PERSONAL) else "objective"
+            return f"the run ended worse than it began: its {name} was {values[0]:.4g}, is {values[-1]:.4g}"
+        if self.public is not None or self.job.memory == "nodes":
+            return None
+        losses = [name for name in last if name.endswith(f"_loss{PERSONAL}") and not np.isfinite(last[name])]
+        # A loss that never was finite may be undefined, that of training is not.
+        defined = (n for n in losses if n.startswith(TRAIN[0]) or any(np.isfinite(row[n]) for row in rows))
+        own = next(defined, None)
+        return None if own is None else f"clients' own models are not finite: {own} is {last[own]}"
 
     def run(self, compile_seconds: float) -> Run:
         """What the user gets."""
@@ -191,7 +205,8 @@ class RunInProgress:
         rows, arrivals = self.history.rows, None
         if isinstance(self.times, Timetable):
             arrivals = self.times.arrivals(int(rows[-1]["round"]))
-        return Run(rows, state, params, self.status, compile_seconds, self.job.origin, self.public, arrivals, models)
+        status = self.conclude()[0]
+        return Run(rows, state, params, status, compile_seconds, self.job.origin, self.public, arrivals, models)
 
 
 class CallLength:
@@ -307,8 +322,9 @@ class _BatchInProgress:
             row = self.in_progress[i].history.add(self.index, figures[i], missed, self.program.pace(self.index, i))
             if self.checkpointer is not None:
                 self.checkpointer.compare(i, row, functools.partial(self._model, i))
-            self.watch(i, dict(row))
-            if self.in_progress[i].judge(row):
+            self.in_progress[i].judge(row)
+            self.watch(i, self.in_progress[i].last_row())
+            if self.in_progress[i].ask(row):
                 self._end(i)
 
     def _count(self, counters: Counters, rounds: int, warmup: bool = False) -> None:
@@ -351,10 +367,14 @@ def _restore_finished(in_progress: list[RunInProgress], watch: Watch, checkpoint
 
 def _restore_runs(in_progress: list[RunInProgress], runs: list[SavedRun], watch: Watch) -> None:
     """Restore runs from a checkpoint; their rows are passed to ``watch`` again, in the order in which they came."""
-    for one, saved in zip(in_progress, runs, strict=True):
+    rows: list[tuple[int, Row]] = []
+    for i, (one, saved) in enumerate(zip(in_progress, runs, strict=True)):
         one.restore(saved)
-    for i, row in sorted(
-        ((i, row) for i, saved in enumerate(runs) for row in saved.rows), key=lambda at: at[1]["round"]
-    ):
-        watch(i, dict(row))
-        _ = (until := in_progress[i].until) is not None and until(dict(row))  # early stopping may count evaluations
+        rows += [*((i, Row(row)) for row in saved.rows[:-1]), (i, one.last_row())]
+    for i, row in sorted(rows, key=lambda at: at[1]["round"]):
+        watch(i, row)
+        one = in_progress[i]
+        if row["round"] == one.history.rows[-1]["round"]:
+            one.ask(row)
+        elif one.until is not None:
+            one.until(dict(row))  # which may count evaluations

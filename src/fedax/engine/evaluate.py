@@ -10,14 +10,16 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from fedax.columns import PER_CLIENT, TRAIN, held_column, measured_names
+from fedax.columns import PER_CLIENT, TRAIN, held_column, measured_names, numbers
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine import by_client, personal
 from fedax.engine.job import Job
 from fedax.engine.loop import Federation, State
+from fedax.engine.patience import Patience
 from fedax.engine.private import is_kept, public
+from fedax.errors import unknown
 from fedax.metrics.base import HostMetric, Metric
 from fedax.programs import compiled
 from fedax.tasks.losses import each_once
@@ -85,6 +87,18 @@ def columns(job: Job) -> list[str]:
         density=job.evaluation.density is not None,
         per_client=job.evaluation.by_client,
     ) + personal.columns(job.plan.task, job.evaluation)
+
+
+def check_until(job: Job) -> None:
+    """Check the column by which a run ends early, where it has one.
+
+    Raises:
+        ConfigError: no number of an evaluation, or its name does not tell which way is better.
+    """
+    if isinstance(job.until, Patience):
+        if job.until.column not in (known := numbers(columns(job))):
+            raise unknown("patience.column", job.until.column, known)
+        job.until.fresh(job.plan.task.metrics)
 
 
 def public_columns(job: Job) -> tuple[str, ...] | None:

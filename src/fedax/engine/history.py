@@ -31,6 +31,22 @@ _PLOTTED = ("test_loss", "val_loss", *TRAIN, "epsilon")  # the first of these is
 FAILED = ("diverged", "worse", "failed")  # the statuses of runs whose last model is of no use
 
 
+class Row(dict[str, Unknown]):
+    """An evaluation, column -> value, as callbacks get it.
+
+    Attributes:
+        status: of the last one of a run, as of :class:`Run`, unless its ``until`` ends it; else ``None``.
+
+    Example:
+        >>> Row({"round": 8}, "stopped").status, Row({"round": 8})["round"]
+        ('stopped', 8)
+    """
+
+    def __init__(self, values: Mapping[str, Unknown], status: str | None = None):
+        super().__init__(values)
+        self.status = status
+
+
 class Run:
     """The outcome of :func:`simulate`.
 
@@ -53,9 +69,10 @@ class Run:
             ``wire_up``, bytes on the network as it is; ``waited``, seconds that the server waited for answers. With a
             clock: ``time``, simulated seconds; of real clients measured ones. With a pace: ``staleness``,
             ``staleness_max`` and ``dropped``; the version of the server's model is the ``round``.
-        status: ``"finished"``; ``"worse"`` where it came to its last round, with an objective above that at the start
-            (see :func:`ended_worse`); ``"stopped"`` where ``until`` was true before the last round; ``"diverged"``
-            where the loss was no longer finite; ``"failed"`` where a guard stopped it.
+        status: ``"finished"``; ``"stopped"`` where ``until`` was true before the last round, or the budget of privacy
+            was spent; ``"worse"`` where it ended in one of these ways with an objective above that at the start (see
+            :func:`ended_worse`); ``"diverged"`` where the loss was no longer finite; ``"failed"`` where a guard
+            stopped it.
         left_out: client -> how often its uploads were left out; ``None`` in a sweep.
         arrivals: [N] how many answers of each client the server's steps took; ``None`` where it waits for all clients
             of a round.

@@ -265,6 +265,10 @@ def within_deadline(checked: CheckedInput) -> CheckedInput:
             raise ConfigError("work.time", work.time, hint)
         return check(timed)._replace(deadline=work)
     if late.any():
+        if checked.wire.privacy is not None:
+            slow = np.argmax(late if late.ndim == 1 else late.any(0))
+            hint = f"client {slow} misses it, and no guarantee is known of clients that answer by their speed"
+            raise ConfigError("work.time", work.time, f"{hint}; give more time, or local steps a second, speed")
         timed = dataclasses.replace(timed, participation=WithoutLate(checked.participation, late))
     return check(timed)._replace(deadline=work, missed=Missed(late, time))
 

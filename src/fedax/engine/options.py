@@ -36,7 +36,7 @@ class CommonOptions:
         val: held-out examples by which rounds and hyper-parameters are chosen: a pytree like ``data.examples``, or
             those of clients, :class:`fedax.FederatedData`.
         test: the same, for the final figures.
-        evaluate_every: rounds between evaluations, or the rounds themselves after which to evaluate; default: about
+        evaluate_every: rounds between evaluations, or the rounds ≥ 1 themselves after which to evaluate; default: about
             fifty evaluations. The start and the last round are always among them.
         train_loss: on what the training loss is measured: ``"full"``, all training data, which is the default;
             ``"sample:N"``, N rows, the same for all runs on these data, in the column ``train_loss_sample``; or

@@ -27,8 +27,8 @@ class Patience:
         higher: whether higher is better; ``None``: as the metric or the column's name tells.
 
     Raises:
-        ConfigError: values out of range; by the run, before anything is compiled: no such column, or one whose name
-            does not tell which way is better.
+        ConfigError: values out of range; by the run, before anything is compiled: no such column, a column of lists, or
+            one whose name does not tell which way is better.
 
     Example:
         >>> stop = Patience("val_loss", evaluations=2).fresh()

@@ -16,7 +16,7 @@ from fedax.engine.checkpoint import Best, Checkpointer, Checkpoints
 from fedax.engine.declared import takes
 from fedax.engine.drive import Program, drive
 from fedax.engine.evaluate import OneJob, measured, public_columns
-from fedax.engine.history import Run
+from fedax.engine.history import Row, Run
 from fedax.engine.job import Job
 from fedax.engine.loop import Counters, State
 from fedax.engine.make import make_job
@@ -42,7 +42,8 @@ class _Simulated(Options):
             a model, or low-rank changes of it, is made by :func:`fedax.tasks.partial`.
         data: the clients' data; their weights p_i define the objective.
         callback: called with each row of the history as it is made, and by a run that goes on from a checkpoint with
-            those that it had. A log of :mod:`fedax.tracking` gets of a private run the columns that are public.
+            those that it had. ``row.status`` is ``None``, and of the last one says how the run ended, unless ``until``
+            did it, which is asked after. A log of :mod:`fedax.tracking` gets of a private run the public columns.
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
             the newest, bit-identical to one that never stopped, on as many devices; on another number of devices or
             processes up to the order of summation. The number of rounds and the evaluations may be others than before.
@@ -54,7 +55,7 @@ class _Simulated(Options):
     task: Task
     data: FederatedData
     _: dataclasses.KW_ONLY
-    callback: Callable[[dict[str, Unknown]], None] | None = None
+    callback: Callable[[Row], None] | None = None
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None
 
 
@@ -95,7 +96,7 @@ def simulate(given: _Simulated) -> Run:
     with Progress(job.rounds) as shown:
         shown.at(name, 0, "compiling")
 
-        def on_row(row: dict[str, Unknown]) -> None:
+        def on_row(row: Row) -> None:
             shown.at(name, row["round"], figures(row), f"{name}: round {row['round']} of {job.rounds}, {figures(row)}")
             if callback is not None:
                 callback(row)
@@ -103,20 +104,18 @@ def simulate(given: _Simulated) -> Run:
         return conduct(job, lambda job, *_: program(job), on_row, checkpoint)
 
 
-def _tracked(
-    callback: Callable[[dict[str, Unknown]], None] | None, job: Job
-) -> Callable[[dict[str, Unknown]], None] | None:
+def _tracked(callback: Callable[[Row], None] | None, job: Job) -> Callable[[Row], None] | None:
     """A callback that is a log, or its function, gets of a private run what is public; another one gets all."""
     columns = public_columns(job)
     if callback is None or columns is None or not isinstance(getattr(callback, "__self__", callback), Log):
         return callback
-    return lambda row: callback(of_public(row, columns))
+    return lambda row: callback(Row(of_public(row, columns), row.status))
 
 
 def conduct(
     job: Job,
     make: Callable[[Job, bool, Sequence[Best | None]], Program],
-    callback: Callable[[dict[str, Unknown]], None] | None,
+    callback: Callable[[Row], None] | None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None,
 ) -> Run:
     """Run one job, from its start or its checkpoint.

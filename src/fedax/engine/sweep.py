@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from fedax.columns import choosing, deciding, diverged, higher_is_better
+from fedax.columns import PERSONAL, choosing, deciding, higher_is_better, numbers
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
@@ -19,7 +19,8 @@ from fedax.engine.batch import Batch, BatchPlan, blocks_of, on_one_core
 from fedax.engine.checkpoint import Checkpointer, Checkpoints, discard, present
 from fedax.engine.declared import takes
 from fedax.engine.drive import drive
-from fedax.engine.history import FAILED, Run, tidy
+from fedax.engine.evaluate import check_until
+from fedax.engine.history import FAILED, Row, Run, tidy
 from fedax.engine.job import Job, with_seed
 from fedax.engine.load import Shared
 from fedax.engine.make import make_job
@@ -177,10 +178,10 @@ class Sweep:
             last: the mean of so many last evaluations, where the criterion is a column.
 
         Raises:
-            ConfigError: there is no such column.
+            ConfigError: there is no such column of numbers.
         """
 
-        by = self.criterion if criterion is None else criterion
+        by = self.criterion.removesuffix(PERSONAL) if criterion is None else criterion  # not each may have its own
         every = (run.public_columns for runs in self.runs for run in runs)
         public = next((columns for columns in every if columns is not None), None)
         if public is not None and isinstance(by, str) and by in self.runs[0][0].history and by not in public:
@@ -195,8 +196,8 @@ class Sweep:
                 return math.nan
             if not isinstance(by, str):
                 return float(by(run))
-            if (column := deciding(by, run.history)) not in run.history:
-                raise ConfigError("criterion", by, f"the history has: {', '.join(run.history)}")
+            if (column := deciding(by, run.history)) not in (known := numbers(run.history)):
+                raise ConfigError("criterion", by, f"the history has: {', '.join(known)}")
             return float(np.mean(run.history[column][-check_count("last", last) :]))
 
         return np.array([[score(run) for run in runs] for runs in self.runs])
@@ -215,8 +216,8 @@ class Sweep:
         Raises:
             ConfigError: there is no such column, or its name does not tell which way is better.
         """
-        criterion = self.criterion if criterion is None else criterion
         scores = self.scores(criterion, last)
+        criterion = self.criterion if criterion is None else criterion
         if higher is None:
             higher = isinstance(criterion, str) and higher_is_better(criterion, "higher", self._metrics)
         found = []
@@ -277,8 +278,8 @@ class _Swept(CommonOptions):
         by_seed: seed -> ``data``, ``val``, ``test`` of its own, in place of those of all: another split of the same
             examples, say. Seeds whose data have the same shapes, client by client, run side by side.
         width: most runs side by side; default: by the model's size.
-        callback: called as ``callback(point, seed, row)`` with each row of the histories; by a sweep that goes on from
-            checkpoints with those that it had, too.
+        callback: called as ``callback(point, seed, row)`` with each row of the histories, which are as those of
+            :func:`simulate`; by a sweep that goes on from checkpoints with those that it had, too.
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`, as of :func:`simulate`. Runs that go side
             by side have one together, in ``batch-<k>``; of those that are over, histories and models stay there and are
             not made again. The same call goes on, bit-identical, on as many cores.
@@ -292,7 +293,7 @@ class _Swept(CommonOptions):
     seeds: int | Sequence[int] = 1
     by_seed: Mapping[int, Mapping[str, Unknown]] | None = None
     width: int | None = None
-    callback: Callable[[Point, int, dict[str, Unknown]], None] | None = None
+    callback: Callable[[Point, int, Row], None] | None = None
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None
 
 
@@ -342,6 +343,8 @@ def sweep(given: _Swept) -> Sweep:
     if (len(points) > 1 or len(chosen) >= len(jax.local_devices())) and is_small(given.task.form()):
         options = dataclasses.replace(given, place=on_one_core(given.place))  # points or seeds are spread instead
     jobs = _jobs(given.make, points, chosen, given.task, given.data, options, by_seed)
+    for job in (job for row in jobs for job in row):
+        check_until(job)
     blocks = blocks_of(jobs, len(chosen), given.width)
     places = [[(i, k) for k in block.seeds for i in block.points] for block in blocks]
     checkpointers: list[Checkpointer | None] = []
@@ -364,7 +367,7 @@ def sweep(given: _Swept) -> Sweep:
         follow = None if shown is None else _Follower(shown, jobs)
         for block, at, checkpointer in zip(blocks, places, checkpointers, strict=True):
 
-            def watch(which: int, row: dict[str, Unknown], at: list[tuple[int, int]] = at) -> None:
+            def watch(which: int, row: Row, at: list[tuple[int, int]] = at) -> None:
                 i, k = at[which]
                 if given.callback is not None:
                     given.callback(dict(points[i]), chosen[k], row)
@@ -393,10 +396,9 @@ class _Follower:
         self.done: dict[tuple[int, int], int] = {}
         progress.at("sweep", 0, "compiling")
 
-    def __call__(self, run: tuple[int, int], row: dict[str, Unknown]) -> None:
+    def __call__(self, run: tuple[int, int], row: Row) -> None:
         i, k = run
-        over = diverged(row)
-        self.done[run] = self.jobs[i][k].rounds if over else row["round"]
+        self.done[run] = row["round"] if row.status is None else self.jobs[i][k].rounds
         self._show()
 
     def over(self, runs: Sequence[tuple[int, int]]) -> None:

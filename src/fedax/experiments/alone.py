@@ -133,11 +133,11 @@ def measure(
         found.sizes[part][ids] = held.sizes
         for name, values in columns.items():
             found.figures[f"{part}_{name}"] = np.full(data.num_clients, np.nan)
-            found.figures[f"{part}_{name}"][ids] = np.where(failed, _worst(name), values)
+            found.figures[f"{part}_{name}"][ids] = np.where(failed, _worst(name, task), values)
         for name, values in each.items() if part != "train" else ():
-            found.rows[f"{part}_{name}"] = np.where(np.repeat(failed, held.sizes), _worst(name), values)
+            found.rows[f"{part}_{name}"] = np.where(np.repeat(failed, held.sizes), _worst(name, task), values)
     return found
 
 
-def _worst(figure: str) -> float:
-    return {"lower": math.inf, "higher": -math.inf}.get(str(better(f"test_{figure}")), math.nan)
+def _worst(figure: str, task: fedax.Task) -> float:
+    return {"lower": math.inf, "higher": -math.inf}.get(str(better(f"test_{figure}", task.metrics)), math.nan)

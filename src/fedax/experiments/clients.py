@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 import fedax
-from fedax.columns import PERSONAL, better, deciding, describe, show
+from fedax.columns import PERSONAL, deciding, describe, show
 from fedax.contract.personal import has_personal
 from fedax.engine.devices import in_precision
 from fedax.engine.load import Shared, start
@@ -576,7 +576,8 @@ def figures_of(record: Record, judge: str | None) -> list[str]:
     if example is None:
         return []
     judged = (judge or "").removeprefix("test_").removesuffix(PERSONAL)
-    names = [name for name in example.values if better(f"test_{name}") is not None and not name.endswith(PERSONAL)]
+    known = [name for name in example.values if record.better(f"test_{name}") is not None]
+    names = [name for name in known if not name.endswith(PERSONAL)]
     chosen = [judged] if judged in names else ["loss"]
     usual = [name for name in ("auc", "r2", "accuracy", *names) if name in names and name not in chosen]
     return chosen + usual[:1]

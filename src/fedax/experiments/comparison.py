@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import fedax
 from fedax import notebook
 from fedax.algorithms import METHODS
-from fedax.columns import TIME, describe, show, shown
+from fedax.columns import TIME, describe, numbers, show, shown
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.settings import plain
 from fedax.data.federated import FederatedData
@@ -513,8 +513,10 @@ def _completed(
     completed = dataclasses.replace(experiment, config={**config, "run": run, "methods": rows})
     if judge is not None:
         check_judge("judge", judge, columns, task.metrics, [completed.config])
-    if (until := experiment.options.get("until")) is not None and until.column not in columns:
-        raise unknown("until.column", until.column, columns)
+    if (until := experiment.options.get("until")) is not None:
+        if until.column not in (known := numbers(columns)):
+            raise unknown("until.column", until.column, known)
+        until.fresh(task.metrics)  # which says where nothing tells which way is better
     if baselines and not baseline_rates(completed.config):
         label = next(iter(named))
         hint = f"{label} has no constant lr for them to take: name one, baselines={{'lr': 0.1}}"

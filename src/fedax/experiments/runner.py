@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
+from fedax.columns import better
 from fedax.contract.personal import has_personal
 from fedax.engine import processes, secret, signals
 from fedax.engine.batch import on_one_core, worth_batching
@@ -24,7 +25,7 @@ from fedax.engine.checkpoint import discard, present
 from fedax.engine.devices import device_bytes
 from fedax.engine.evaluate import columns
 from fedax.engine.fingerprint import differences, same_versions
-from fedax.engine.history import save_personal, save_run
+from fedax.engine.history import Row, save_personal, save_run
 from fedax.engine.load import Shared
 from fedax.engine.private import outlook
 from fedax.engine.saved import read_model, renamed
@@ -267,7 +268,7 @@ class _Execution:
             swept = fedax.sweep(lambda: method, [{}], task, seeds=seeds, by_seed=by_seed, callback=watch, **options)
             return swept.runs[0]
 
-    def _row(self, label: str, seed: int, row: dict[str, Any]) -> None:
+    def _row(self, label: str, seed: int, row: Row) -> None:
         """Write a row, and pass it on."""
         rounds = self.experiment.config["run"]["rounds"]
         last_round = self.checked.private[label]["rounds"] if label in self.checked.private else rounds
@@ -678,10 +679,17 @@ def _run_facts(experiments: Sequence[Experiment]) -> dict[str, Any]:
             "Python": platform.python_version(),
         },
         "parameters": count_parameters(experiments[0].task),
+        "better": _directions(experiments[0].task),
         "majority": clients.majority(experiments[0]),
         "clients": _client_facts(experiments),
         "columns": None if overview is None else overview.to_json(),
     }
+
+
+def _directions(task: fedax.Task) -> dict[str, str] | None:
+    """Which way is better, of metrics that know it where their names do not tell."""
+    ways = {name: better(f"test_{name}", task.metrics) for name in task.metrics}
+    return {name: way for name, way in ways.items() if way not in (None, better(f"test_{name}"))} or None
 
 
 def _client_facts(experiments: Sequence[Experiment]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedax.columns import better, deciding, heard_enough
+from fedax.columns import deciding, heard_enough
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import summary
 from fedax.experiments.chance import ROUNDING, Gap
@@ -188,7 +188,7 @@ def target_of(problem: ProblemResults, aim: Aim) -> Target:
         raise ConfigError("target", aim, f"nothing decides here; give a column with its value ({', '.join(known)})")
     else:
         column, value = problem.judge, aim
-    way = problem.better if column == problem.judge else better(column)
+    way = problem.better if column == problem.judge else problem.records[0].better(column)
     if way is None:
         raise ConfigError("target", column, "its name does not tell which way is better; give another column")
     return Target(column, check_number("target", value), way)

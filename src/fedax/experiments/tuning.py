@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import fedax
 from fedax.columns import better, choosing
 from fedax.engine import secret
-from fedax.engine.history import save_run
+from fedax.engine.history import Row, save_run
 from fedax.engine.load import Shared
 from fedax.engine.options import OPTIONS, CommonOptions
 from fedax.engine.saved import renamed
@@ -255,7 +255,7 @@ def _sweep(
     shared = Shared()
     last_rounds = [_budget_end(experiment, label, shared) for experiment in experiments]
 
-    def on_row(lane: dict[str, Any], seed: int, row: dict[str, Any]) -> None:
+    def on_row(lane: dict[str, Any], seed: int, row: Row) -> None:
         point = points[lane["number"]]
         append_metrics(folder, label, method["name"], seed, row, point, last_rounds[lane["number"]])
         if watch is not None:

@@ -613,7 +613,9 @@ def _trace(path: Path) -> dict[str, Any]:
                 known = f"client, {', '.join(columns)}"
                 what = "there is no column client" if "client" not in names else f"there is no column {strange[0]!r}"
                 raise DataError(f"{path}: {what} in a trace; its columns are {known}")
-            return _of_rows(path, rows, names)
+            if not (found := _of_rows(path, rows, names)):
+                raise DataError(f"{path}: no value in it; a trace has a row for each client")
+            return found
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: no CSV file ({error})") from error
 
@@ -622,6 +624,7 @@ def _of_rows(path: Path, rows: Any, names: list[str]) -> dict[str, Any]:
     quantities: dict[str, dict[str, float]] = {name: {} for name in _QUANTITIES if name in names}
     periods: dict[str, list[list[float]]] = {}
     repeat: dict[str, float] = {}
+    single = quantities | {"repeat": repeat}  # what a client has once
     for row in rows:
         client, cells = row["client"], {}
         for name in names[:]:
@@ -630,16 +633,23 @@ def _of_rows(path: Path, rows: Any, names: list[str]) -> dict[str, Any]:
                     cells[name] = float(row[name])
                 except ValueError as error:
                     raise DataError(f"{path}, line {rows.line_num}: {name} is {row[name]!r}, no number") from error
-        if not client or ("on" in cells) != ("off" in cells):
-            what = "a period has on and off" if client else "there is no client"
+        twice = [name for name in single if name in cells and single[name].get(client, cells[name]) != cells[name]]
+        what = (
+            "more cells than columns" if "" in row
+            else "there is no client" if not client
+            else "a period has on and off" if ("on" in cells) != ("off" in cells)
+            else f"client {client} has another {twice[0]} above" if twice
+            else ""
+        )  # fmt: skip
+        if what:
             raise DataError(f"{path}, line {rows.line_num}: {what}")
-        for name, table in quantities.items():
+        for name, table in single.items():
             if name in cells:
                 table[client] = cells[name]
         if "on" in cells:
             periods.setdefault(client, []).append([cells["on"], cells["off"]])
-        if "repeat" in cells:
-            repeat[client] = cells["repeat"]
+    if alone := repeat.keys() - periods.keys():
+        raise DataError(f"{path}: client {min(alone)} has repeat, and no period with on and off")
     available = {
         client: {"on": spans, "repeat": repeat[client]} if client in repeat else spans
         for client, spans in periods.items()

@@ -44,7 +44,7 @@ class Async(Settings):
         max_staleness: answers with a greater staleness are thrown away; ``None``: none are.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: numbers out of range, a word that is not named here, or what is no ``fedax.Staleness``.
 
     Source: Nguyen et al. 2022 (a buffer of K); Xie, Koyejo and Gupta 2019 (K = 1).
 

@@ -122,7 +122,7 @@ class Poisson(Participation):
     drawn but in one of 10¹² rounds; of a cohort that is larger still, neighbours from a random place on are taken.
 
     Args:
-        rate: q in (0, 1].
+        rate: q in [10⁻⁶, 1], which is drawn from 32 random bits.
 
     Raises:
         ConfigError: a rate out of range.
@@ -139,7 +139,7 @@ class Poisson(Participation):
     rate: float = eqx.field(static=True)
 
     def __init__(self, rate: float):
-        self.rate = float(check_number("rate", rate, 0, 1, open_low=True, fixed=True))
+        self.rate = float(check_number("rate", rate, 1e-6, 1, fixed=True))
 
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         n = weights.shape[0]

@@ -69,7 +69,7 @@ class TrimmedMean(Aggregator):
     of the weight. Source: Yin et al. 2018, Definition 2.
 
     Args:
-        share: of the weight that is cut off at either end, 0 < share < 1/2.
+        share: of the weight that is cut off at either end, 0 < share < 1/2; above 0.4999 take the coordinate median.
 
     Raises:
         ConfigError: numbers out of range.
@@ -83,6 +83,8 @@ class TrimmedMean(Aggregator):
 
     def __check_init__(self) -> None:
         check_number("share", self.share, 0, 0.5, open_low=True, open_high=True)
+        if isinstance(self.share, float) and self.share > 0.4999:
+            raise ConfigError("share", self.share, "next to one half nothing is left; take fedax.CoordinateMedian()")
 
     def average(self, uploads: Tree, weights: Array) -> Tree:
         def mean(values: Array, shares: Array, ends: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 import fedax
-from fedax.columns import PARTS, PERSONAL, TRAIN, better, measured_names
+from fedax.columns import PARTS, PERSONAL, TRAIN, better, measured_names, measures, numbers
 from fedax.contract.personal import has_personal
 from fedax.data.federated import Unseen
 from fedax.engine.checks import check_train_loss
@@ -396,11 +396,13 @@ def check_judge(
 ) -> None:
     """Check that methods can be compared by a column; ``available``: the columns that all methods have.
 
+    Costs, and figures of each client, are no measure of a model.
+
     Raises:
         ConfigError: they cannot.
     """
-    if judge not in available:
-        raise unknown(field, judge, available)
+    if judge not in (known := measures(available)):
+        raise unknown(field, judge, known)
     if better(judge, metrics) is None:
         raise ConfigError(field, judge, "its name does not tell which way is better; take another column")
     if judge == "objective" and any(map(unequal_penalties, configs)):
@@ -408,12 +410,13 @@ def check_judge(
 
 
 def _check_patience(experiments: Sequence[Experiment]) -> None:
-    column, available = experiments[0].options["until"].column, columns(experiments)
-    if column not in available:
+    until, available = experiments[0].options["until"], numbers(columns(experiments))
+    if (column := until.column) not in available:
         hint = "there is no validation part to stop by: hold one out, [data.split] with val = 0.15"
         if column != "val_loss":
             raise unknown("run.patience.column", column, available)
         raise ConfigError("run.patience", experiments[0].config["run"]["patience"], hint)
+    within("run", lambda: until.fresh(experiments[0].task.metrics))
 
 
 def measured_by_client(experiment: Experiment) -> bool:

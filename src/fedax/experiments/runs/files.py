@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
@@ -189,6 +189,7 @@ class _Outlook(_StrictModel):
 class About(_StrictModel):
     privacy: dict[str, _Outlook] | None = None  # label -> planned privacy spending; not of a sweep
     public: list[str] | None = None  # columns of private runs that reveal nothing about clients
+    better: dict[str, Literal["lower", "higher"]] | None = None  # metrics whose names do not tell
     majority: _Majority | None = None  # metrics of always predicting the commoner of two classes
     made_of: dict[str, dict[str, str]] | None = None  # label -> settings and digests of its runs; not of a sweep
     code: dict[str, str] = {}  # file -> its digest

@@ -12,9 +12,9 @@ from typing import Any
 import filelock
 import numpy as np
 
-from fedax.columns import diverged
 from fedax.data.formats import parse_json
 from fedax.engine import secret
+from fedax.engine.history import Row
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import own, toml
 from fedax.experiments.runs.files import About, lines_of, read_config, read_json, row_of, said, unsealed
@@ -220,16 +220,18 @@ def append_metrics(
     label: str,
     method: str,
     seed: int,
-    row: Mapping[str, Any],
+    row: Row,
     point: Mapping[str, Any] | None = None,
     most: int | None = None,
 ) -> None:
     """Add one evaluation to metrics.jsonl, and see it on its way to the disk.
 
-    ``most``: the round with which a budget of privacy ends the run, where that is before its last one.
+    The last one of a run says how that ended, where it did not come well to its last round. ``most``: the round with
+    which a budget of privacy ends the run, where that is before its last one.
     """
-    status = "spent" if row["round"] == most else "ok"
-    status = "diverged" if diverged(row) else status
+    status = "ok" if row.status in (None, "finished") else row.status
+    if row["round"] == most and status not in ("diverged", "failed"):
+        status = "spent"
     at = {} if point is None else {"point": point}
     line = finite({"label": label, "method": method, **at, "seed": seed, "status": status, **row})
     with open(folder / "metrics.jsonl", "ab") as file:

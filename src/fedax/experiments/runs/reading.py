@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import COSTS, HEARD, PER_CLIENT, TIME, deciding, heard_enough
+from fedax.columns import COSTS, PER_CLIENT, TIME, heard_enough
 from fedax.data.formats import parse_json
 from fedax.engine.checks import evaluation_rounds
 from fedax.engine.history import column_of, ended_worse
-from fedax.engine.patience import Patience
 from fedax.engine.private import judged
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import toml
@@ -35,6 +34,7 @@ from fedax.files import damage, has_digest
 
 _NULL_VALUES = {"epsilon": math.inf}  # column -> the value of null in a row; not-a-number for all others
 OF_A_RUN = ("label", "method", "point", "seed", "status", *SEAL)
+_ENDS = ("spent", "stopped", "worse", "diverged", "failed")  # the statuses of a row that is the last one, else "ok"
 _OLD = "An older version of fedax wrote it, without digests: what was edited since is not seen."
 
 
@@ -191,6 +191,8 @@ def _runs(
         first, names, values = rows.setdefault(key, (row, columns, []))
         if names != columns or axes.setdefault(key[0], {*row.get("point", ())}) != {*row.get("point", ())}:
             raise DataError(f"{path}, line {number}: other columns than in the rows before; no run writes that")
+        if values and first["status"] in _ENDS:
+            raise DataError(f"{path}, line {number}: a row after the end; no run writes that")
         if values and row["round"] <= values[-1][names.index("round")]:
             raise DataError(f"{path}, line {number}: a round that was there before; no run writes that")
         values.append(tuple(_NULL_VALUES.get(name, math.nan) if row[name] is None else row[name] for name in names))
@@ -199,7 +201,9 @@ def _runs(
     for first, names, values in rows.values():
         history = {name: column_of(each) for name, each in zip(names, zip(*values, strict=True), strict=True)}
         spent = first["status"] == "spent"
-        status = "diverged" if first["status"] == "diverged" else _status(history, config["run"], spent, public)
+        status = {"stopped": "finished"}.get(first["status"], first["status"])
+        if status in ("ok", "spent"):
+            status = _status(history, config["run"], spent, public)
         who = first["label"], first["method"], first["seed"]
         runs.append(MethodRun(*who, status, history, first.get("point", {}), spent))
     order = [method["label"] for method in config["methods"]], config["run"]["seeds"]
@@ -208,34 +212,18 @@ def _runs(
 
 
 def _status(history: dict[str, np.ndarray], run: dict[str, Any], spent: bool, public: list[str] | None) -> str:
-    """The status of a run whose loss is finite.
+    """The status of a run whose last row does not tell: it goes on, or came to its last round, or spent its budget.
 
     Args:
         history, run: the history, and the section ``run`` of the configuration.
         spent: whether the privacy budget has ended it.
         public: the columns of a private run that reveal nothing about clients; else ``None``.
     """
-    guard = run.get("guard")
-    if isinstance(guard, dict) and guard.get("stop") and history.get("left_out", [0])[-1]:
-        return "failed"
-    if history["round"][-1] != run["rounds"] and not spent and not _ended_by_patience(history, run):
+    if history["round"][-1] != run["rounds"] and not spent:
         return "unfinished"
     judge = judged(history, public)
     counted = np.broadcast_to(heard_enough(history, run.get("min_heard") or 1.0), history["round"].shape)
     return "worse" if judge is not None and counted.any() and ended_worse(history[judge][counted]) else "finished"
-
-
-def _ended_by_patience(history: dict[str, np.ndarray], run: dict[str, Any]) -> bool:
-    """Whether patience ended a run at its last row."""
-    if (patience := run.get("patience")) is None:
-        return False
-    asked = Patience(**(patience if isinstance(patience, dict) else {"evaluations": patience}))
-    if (column := deciding(asked.column, history)) not in history:
-        return False
-    waiting = asked.fresh(min_heard=run.get("min_heard") or 1.0)
-    names = [column, *{HEARD} & history.keys()]
-    rows = zip(*(history[name].tolist() for name in names), strict=True)
-    return [waiting(dict(zip(names, row, strict=True))) for row in rows][-1]
 
 
 def _error_in(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | None) -> str | None:
@@ -244,7 +232,7 @@ def _error_in(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any]
         return "a column is missing"
     if not isinstance(row["label"], str) or row["label"] not in labels or not isinstance(row["method"], str):
         return "a method that is not in config.toml"
-    if type(row["seed"]) is not int or row["seed"] not in seeds or row["status"] not in ("ok", "diverged", "spent"):
+    if type(row["seed"]) is not int or row["seed"] not in seeds or row["status"] not in ("ok", *_ENDS):
         return "a seed that is not in config.toml, or no status"
     if "point" in row and (sweep is None or not isinstance(row["point"], dict)):
         return "a point, but config.toml has no sweep"

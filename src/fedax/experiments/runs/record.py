@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import deciding
+from fedax.columns import Direction, better, deciding
 from fedax.engine.history import FAILED
 
 Path = pathlib.Path
@@ -104,6 +104,10 @@ class Record:
     def labels(self) -> list[str]:
         """The methods' labels, in the order of the configuration."""
         return list(dict.fromkeys(run.label for run in self.runs))
+
+    def better(self, column: str) -> Direction | None:
+        """Which way is better, as the task's metrics said or the column's name tells; ``None``: neither does."""
+        return better(column, self.about.get("better"))
 
     def of(self, label: str) -> list[MethodRun]:
         """All seeds of one method; in a sweep at its best point, or at the first one if none has ended."""

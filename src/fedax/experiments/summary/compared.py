@@ -28,7 +28,6 @@ from fedax.columns import (
     HEARD,
     PERSONAL,
     TIME,
-    better,
     deciding,
     ever_heard,
     heard_enough,
@@ -397,7 +396,7 @@ def judged_by(records: Sequence[Record], column: str) -> list[Record]:
     """
     if column not in (known := metrics(methods(records))):
         raise unknown("judge", column, known)
-    if better(column) is None:
+    if records[0].better(column) is None:
         raise ConfigError("judge", column, "neither its metric nor its name says which way is better; take another")
     for record in records:
         if "sweep" in record.config:
@@ -472,7 +471,7 @@ def _problem_of(records: list[Record], differs: dict[str, str], folders: list[st
     if len(records) == 1 and "sweep" in config:
         column, way = deciding(config["sweep"]["criterion"], metrics(compared)), config["sweep"]["better"]
     length = min((len(run.history["round"]) for m in finished for run in m.runs), default=0)
-    way = way or (None if column is None else better(column))
+    way = way or (None if column is None else records[0].better(column))
     tested = {} if column is None else _test_differences(finished if seeds else [], column, way, records[0].config)
     tail = tail_of(length) if length > 4 else 0
     return ProblemResults(records, compared, differs, seeds, left_out, column, way, tail, **tested)

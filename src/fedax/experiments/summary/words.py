@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import PERSONAL, better, describe, show, show_parts
+from fedax.columns import PERSONAL, describe, show, show_parts
 from fedax.experiments import chance
 from fedax.experiments.alone import LOCAL_ONLY
 from fedax.experiments.chance import Gap
@@ -137,7 +137,7 @@ def _answer(problem: ProblemResults, finished: Sequence[Method]) -> list[str]:
         first = f"{best.label} ended best, {figure}, and is not distinguished from {_few(equal)}"
     else:
         first = f"{best.label} ended best on these examples: {figure}"
-    second = f"{behind}: {_lead(column, problem.gaps[following.label], 1)}"
+    second = f"{behind}: {_lead(column, problem.better, problem.gaps[following.label], 1)}"
     if problem.small(following.label) and not problem.gaps[following.label].same:
         second += f", too small to matter, less than {100 * MATERIAL:g} % of what training gained"
     return [f"{first}.", f"{second}."]
@@ -163,7 +163,7 @@ def alone_is_better(problem: ProblemResults) -> list[str]:
     first = "Federated training falls short here" if _pooled_is_better(problem) else first
     first = f"{first}: clients that train alone reach {reached}, {which}."
     assert alone.gap is not None
-    return [first, f"Training alone is {_lead(alone.column, alone.gap, -1, alone.label)}."]
+    return [first, f"Training alone is {_lead(alone.column, alone.better, alone.gap, -1, alone.label)}."]
 
 
 def _pooled_is_better(problem: ProblemResults) -> bool:
@@ -229,7 +229,7 @@ def _worth(problem: ProblemResults) -> list[str]:
         if alone.gap is None:
             sentences.append(f"Of clients that train alone: {ends}; one seed does not tell this from chance.")
         elif not alone_is_better(problem):
-            against = f"{alone.label} is {_lead(alone.column, alone.gap, 1, 'clients that train alone')}"
+            against = f"{alone.label} is {_lead(alone.column, alone.better, alone.gap, 1, 'clients that train alone')}"
             what = "personal models are" if alone.personal else "a common model is"
             worth = {1: f"{what.capitalize()} worth it: ", 0: f"Whether {what} worth it is not clear: ", -1: ""}
             sentences.append(f"{worth[alone.claim]}{against}, {ends}{_on(alone)}.")
@@ -244,7 +244,8 @@ def _worth(problem: ProblemResults) -> list[str]:
         if pooled.gap is not None:
             unclear = pooled.side(pooled.gap) == 0 and not pooled.gap.same
             end += f", and is not distinguished from {pooled.label}: " if unclear else ": it is "
-            end += f"{_lead(pooled.column, pooled.gap, -1, '' if unclear else pooled.label)}{_on(pooled)}"
+            over = "" if unclear else pooled.label
+            end += f"{_lead(pooled.column, pooled.better, pooled.gap, -1, over)}{_on(pooled)}"
         sentences.append(f"{end}.")
     return sentences
 
@@ -257,18 +258,19 @@ def _on(found: Versus) -> str:
     return "" if found.sure else " on these test examples"
 
 
-def _lead(column: str, gap: Gap, side: int, over: str = "") -> str:
+def _lead(column: str, way: str | None, gap: Gap, side: int, over: str = "") -> str:
     """By how much one is ahead or behind, with the interval and p of the same correction.
 
     Args:
         column: the measure.
+        way: which is better, "lower" or "higher".
         gap: one less another.
         side: 1: of the one; −1: of the other.
         over: what it is ahead of.
     """
     if gap.same:
         return f"no different from {over}" if over else "no different"
-    sign = side * (-1 if (better(column) or "lower") == "lower" else 1)
+    sign = side * (1 if way == "higher" else -1)
     sign = -sign if (behind := sign * gap.mean < 0) else sign
     low, high = sorted(sign * end for end in gap.interval())
     unit = describe(column).unit

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedax.columns import PERSONAL, better, deciding
+from fedax.columns import PERSONAL, deciding
 from fedax.experiments import chance, clients, examples
 from fedax.experiments.chance import Gap, gap_of
 from fedax.experiments.runs import Record
@@ -94,7 +94,7 @@ def _versus(
 ) -> Versus | None:
     figure = judge.removeprefix("test_").removesuffix(PERSONAL)
     known = all(figure in table.values for pair in pairs for table in pair)
-    if not known or better(f"test_{figure}") is None:
+    if not known or record.better(f"test_{figure}") is None:
         figure = "loss"
     column, config = f"test_{figure}", record.config
     names = [name for name in pairs[0][0].names if all(name in table.names for pair in pairs for table in pair)]
@@ -118,7 +118,7 @@ def _versus(
         for i, name in enumerate(names)
         if several and redrawn and len(names) > 1 and both[:, i].all()
     }
-    way = better(column) or "lower"
+    way = record.better(column) or "lower"
     sure, personal = redrawn or of_clients is not None, f"{figure}{PERSONAL}" in pairs[0][0].values
     return Versus(label, column, way, float(other.mean()), float(one.mean()), gap, sure, personal, by_client)
 
@@ -141,7 +141,7 @@ def over_clients(record: Record, label: str, figure: str, shared: bool = False) 
     figure = figure if shared or not tables else deciding(figure, tables[0].values)
     column = f"test_{figure}"
     return clients.spread_of(
-        label, tables, figure, better(column) or "lower", chance.overlap(record.config, column),
+        label, tables, figure, record.better(column) or "lower", chance.overlap(record.config, column),
         None if not tables else _examples(record, label, column, tables[0]),
     )  # fmt: skip
 

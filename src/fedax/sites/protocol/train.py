@@ -11,7 +11,7 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.types import Unknown
 from fedax.engine.checkpoint import Best, Checkpoints
 from fedax.engine.declared import takes
-from fedax.engine.history import Run
+from fedax.engine.history import Row, Run
 from fedax.engine.job import Job
 from fedax.engine.make import make_job
 from fedax.engine.options import Options
@@ -47,7 +47,7 @@ class _Trained(Options):
     checkpoint: str | os.PathLike[str] | None = None
     best: str | None = None
     arrivals: str | os.PathLike[str] | None = None
-    callback: Callable[[dict[str, Unknown]], None] | None = None
+    callback: Callable[[Row], None] | None = None
 
 
 @takes(_Trained)
