@@ -151,7 +151,7 @@ class LeavesOutAStep(Plain):
 
 class NumpyNoise(Plain):
     def server(self, x, mean, round):
-        return x + (1 + 0.01 * float(np.random.default_rng().normal())) * mean
+        return x + (1 + 0.3 * float(np.random.default_rng().normal())) * mean
 
 
 class Promotes(Plain):

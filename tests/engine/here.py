@@ -23,7 +23,7 @@ from fedax.sites.protocol.roster import Roster
 from fedax.sites.protocol.site import Site
 from fedax.sites.protocol.train import train
 
-SURE = 1e-6  # less likely is not chance: keys, and with them what nodes draw, are others in each run of the tests
+SURE = 1e-9  # less likely is not chance: keys, and with them what nodes draw, are others in each run of the tests
 
 
 class Here:

@@ -102,8 +102,7 @@ def test_who_is_done(options, given, status, over):
     [
         ("finished", [1.0, 0.5], "finished", None),
         ("finished", [1.0, 2.0], "worse", "its objective was 1, is 2; try a smaller"),
-        ("stopped", [1.0, 0.5], "stopped", None),
-        ("stopped", [1.0, 2.0], "worse", "its objective was 1, is 2; try a smaller"),
+        ("stopped", [1.0, 2.0], "stopped", None),
         ("diverged", [1.0, math.inf], "diverged", "the training loss is inf at round 1: stopped"),
         ("failed", [1.0, 0.5], "failed", r"clients \[3\] sent .*round 1: stopped, as asked"),
     ],

@@ -1393,7 +1393,7 @@ def test_a_node_that_is_away_is_waited_for_once():
         looks.append((head["kind"], head["round"]))
         return True
 
-    result = run(FEDAVG, Away(nodes(), away, False), rounds=4, timeout=0.3)
+    result = run(FEDAVG, Away(nodes(), away, False), rounds=4, timeout=1.0)
     assert looks.count(("evaluate", 1)) > 10
     assert all(looks.count((kind, index)) <= 2 for kind, index in looks if (kind, index) != ("evaluate", 1))
     assert result.left_out == {4: 3}
@@ -1637,7 +1637,7 @@ def test_a_private_run_at_nodes():
     private = {"privacy": fedax.DP(**given, noise_seed=5), "rounds": 2}
     expected = simulated(FEDAVG, data=data, **private)
     other = run(FEDAVG, data=data, **private | {"privacy": fedax.DP(**given)})
-    assert np.abs(flat(other.params) - flat(expected.params)).max() > 0.01
+    assert np.abs(flat(other.params) - flat(expected.params)).max() > 1e-4
     alike(run(FEDAVG, data=data, **private), expected, ["train_loss", "epsilon", "local_steps"])
     assert expected.history["epsilon"][-1] > expected.history["epsilon"][1] > 0
 
@@ -1683,7 +1683,7 @@ def test_figures_leave_with_noise():
     clipped = sum(p * min(0.8, losses(X0, i=i).mean()) for p, i in zip(weights, clients, strict=True))
     assert any(losses(X0, i=i).mean() > 0.8 for i in clients)
     drawn: dict[str, list[float]] = {}
-    for k in range(500):
+    for k in range(1000):
         (at.sites[FIRST].folder / "secret").write_bytes(bytes([k % 256, k // 256] * 16))
         for figure, value in asked_figures(at).items():
             drawn.setdefault(figure, []).append(value)
@@ -1694,7 +1694,7 @@ def test_figures_leave_with_noise():
     (held,) = (np.array(values) for figure, values in drawn.items() if "loss" in figure)
     mean = min(0.8, losses(X0, fedax.FederatedData(TESTS[0], [4])).mean())
     assert scipy.stats.kstest((held - mean) / (0.5 * 0.8), "norm").pvalue > here.SURE
-    assert abs(np.corrcoef(train, held)[0, 1]) < 0.2
+    assert abs(np.corrcoef(train, held)[0, 1]) < 7 / 1000**0.5
 
 
 def test_the_same_question_has_the_same_noise():
@@ -1707,15 +1707,19 @@ def test_the_same_question_has_the_same_noise():
     expected = {"on": ["test_error", "test_loss", "train_loss"], "noise": 0.5, "bound": 0.8}
     assert lines[-1]["noise"] == expected and "noise" not in lines[0]
     # Of another question the noise is another: else the difference of two would have none.
+    number = 0
     moved = each(lambda leaf: leaf + leaf.dtype.type(1e-6))
     asked_again = at.sites[FIRST].answer(moved(at.asked))
     assert asked_again.head.keys() == {"to", "repeated"} and not asked_again.tensors
-    for number, change in ((1, lambda message: message), (2, moved)):
-        agreed = agreement_with(at.agreed, run=number)
-        assert "error" not in at.sites[FIRST].answer(agreed).head
-        digest = Agreement.of(agreed.head["text"]).digest
-        other = asked_figures(at, change(heads(agreement=digest)(at.asked)))
-        assert all(abs(other[figure] - value) > 1e-6 for figure, value in first.items())
+    for change in (lambda message: message, moved):
+        others = []
+        for _ in range(2):  # which are both as near by chance in one of 10¹⁰
+            number += 1
+            agreed = agreement_with(at.agreed, run=number)
+            assert "error" not in at.sites[FIRST].answer(agreed).head
+            digest = Agreement.of(agreed.head["text"]).digest
+            others.append(asked_figures(at, change(heads(agreement=digest)(at.asked))))
+        assert all(max(abs(other[figure] - value) for other in others) > 1e-6 for figure, value in first.items())
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ ENDS = {
     "late": ({"work": fedax.Deadline(5.0), "clock": SLOW, "guard": fedax.Guard(stop=True)}, "finished"),
     "guarded": ({"guard": fedax.Guard(stop=True), "faults": fedax.Faults([1], sends=math.nan)}, "failed"),
     "worse": ({"lr": 3.0}, "worse"),
-    "waited": ({"lr": 3.0, "rounds": 40, "until": fedax.Patience("train_loss", evaluations=3)}, "worse"),
+    "waited": ({"lr": 3.0, "rounds": 40, "until": fedax.Patience("train_loss", evaluations=3)}, "stopped"),
     "patient": ({"lr": 1.0, "rounds": 90, "until": fedax.Patience("train_loss", evaluations=2)}, "stopped"),
     "diverged": ({"lr": 1e9, "rounds": 20}, "diverged"),
     "own": ({"tuned": 1e30}, "worse"),

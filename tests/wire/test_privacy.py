@@ -248,7 +248,7 @@ def test_noise_of_changes_is_that_of_all_clients():
         value = getattr(noised.state, part).tree - getattr(clipped.state, part).tree
         assert scipy.stats.kstest(np.asarray(value) / (0.8 * CLIP / divided), "norm").pvalue > 0.01
     correlation = np.corrcoef(noised.state.x.tree - clipped.state.x.tree, noised.state.c.tree - clipped.state.c.tree)
-    assert abs(correlation[0, 1]) < 4 / 1500**0.5
+    assert abs(correlation[0, 1]) < 7 / 1500**0.5
 
 
 def test_noise_of_a_warm_up_is_that_of_all_clients():
@@ -274,7 +274,7 @@ def test_the_count_and_the_sum_together_cost_what_noise_says():
 def test_rounds_and_seeds_have_their_own_noise():
     drawn = [noise_of(), noise_of(index=1), noise_of(seed=1), noise_of(number=1)]
     correlations = np.corrcoef(drawn) - np.eye(4)
-    assert np.abs(correlations).max() < 4 / 1500**0.5
+    assert np.abs(correlations).max() < 7 / 1500**0.5
     one, two = (wide(0.8, rounds=r).params for r in (1, 2))
     assert not np.allclose(np.asarray(two) - one, one)
 
@@ -538,7 +538,7 @@ def test_no_two_runs_have_the_same_noise():
     clean = moved(wide(0.0, params=jnp.zeros(1500)))
     assert np.abs(2 * moved(one) - moved(double) - clean).max() > 1  # it was 3e-7
     for a, b in ((one, other), (one, double)):
-        assert abs(np.corrcoef(moved(a) - clean, moved(b) - clean)[0, 1]) < 4 / 1500**0.5
+        assert abs(np.corrcoef(moved(a) - clean, moved(b) - clean)[0, 1]) < 7 / 1500**0.5
     # What else the seed decides is the same.
     np.testing.assert_array_equal(one.history["clients"], other.history["clients"])
     same = [moved(wide(5.0, dp={"noise_seed": seed})) for seed in (0, 0, 8)]
@@ -553,7 +553,7 @@ def test_the_noise_of_a_sweep_and_of_a_comparison():
     sweep = fedax.sweep(make, {"lr": [0.1, 0.2]}, WIDE_TASK, WIDE, rounds=1, seeds=[3, 4], **given)
     assert sweep.programs == 1
     between = np.corrcoef([moved(run) for runs in sweep.runs for run in runs]) - np.eye(4)
-    assert np.abs(between).max() < 4 / 1500**0.5
+    assert np.abs(between).max() < 7 / 1500**0.5
 
 
 def test_who_comes_is_a_secret_too(monkeypatch):

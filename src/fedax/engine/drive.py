@@ -170,7 +170,7 @@ class RunInProgress:
         elif self.status == "failed":
             text = f"what clients {last['bad_clients']} sent was left out by round {last['round']}: stopped, as asked"
             return "failed", (text, BadClientWarning)
-        elif (gone := self._worse()) is None:
+        elif self.status == "stopped" or (gone := self._worse()) is None:
             return self.status, None
         status = "diverged" if self.status == "diverged" else "worse"
         return status, (f"{gone}; try a smaller learning rate", DivergedWarning)
