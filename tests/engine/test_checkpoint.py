@@ -145,6 +145,24 @@ def test_a_run_ends_at_what_was_its_last_round_where_it_would_have_ended(tmp_pat
         assert [run.status for run in statuses] == ["finished", "stopped"] and rounds == [[0, 2], [0, 2]], name
 
 
+def test_a_run_between_two_evaluations_does_not_end_at_the_last_one(tmp_path):
+    """Else its model would be of a later round than its last row."""
+    options = {"batch_size": 2, "rounds": 12, "evaluate_every": 4, "work": fedax.Steps(2)}
+
+    def kill(row):
+        if row["round"] == 8:
+            raise KeyboardInterrupt
+
+    checkpoint, method = fedax.Checkpoints(tmp_path, rounds=1), fedax.create("fedavg", lr=0.05)
+    with pytest.raises(KeyboardInterrupt):
+        fedax.simulate(method, TASK, DATA, callback=kill, checkpoint=checkpoint, **options)
+    ends = lambda row: row["round"] >= 4  # noqa: E731
+    again = fedax.simulate(method, TASK, DATA, until=ends, checkpoint=checkpoint, **options)
+    plain = fedax.simulate(method, TASK, DATA, **options | {"rounds": 8})
+    assert again.status == "stopped" and again.history["round"].tolist() == [0, 4, 8]
+    np.testing.assert_array_equal(again.params["w"], plain.params["w"])
+
+
 def test_other_settings_are_refused_by_name(tmp_path):
     run("scaffold", tmp_path)
     for options, differs in (

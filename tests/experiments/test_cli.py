@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import fedax
 from fedax import cli, progress
 from fedax.cli import exits, lookup, show, train
+from fedax.engine.history import Row
 from fedax.errors import ConfigError, ProcessError
 from fedax.experiments import build, datasets, new_folder, plan, read, recipes, runner, tasks
 from fedax.experiments.defaults import comparison
@@ -464,7 +465,7 @@ def test_without_a_terminal_a_line_every_ten_seconds(monkeypatch):
             watch("[a] b", seed, None)
             for round_ in range(101):
                 row = {"round": round_, "train_loss": 0.25, "test_loss": 0.3, "test_accuracy": 0.5, "seconds": 1.0}
-                watch("[a] b", seed, row)
+                watch("[a] b", seed, Row(row, "finished" if round_ == 100 else None))
                 now[0] += 0.5
     lines = [line for line in console.file.getvalue().splitlines() if line]
     figures = "Train loss 0.25, Test loss 0.3, Test accuracy 50.00 %"
@@ -474,31 +475,35 @@ def test_without_a_terminal_a_line_every_ten_seconds(monkeypatch):
     assert len(lines) == 11  # in 101 seconds, two of them at the ends
 
 
-def test_a_run_that_ends_for_want_of_patience_is_over():
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ("stopped", "ended early, round 3, Train loss 0.7, Test loss 0.7"),
+        ("failed", "ended early, round 3, Train loss 0.7, Test loss 0.7; stopped by its guard"),
+        ("diverged", "diverged by round 3"),
+    ],
+)
+def test_a_run_that_ends_early_is_over(status, shown):
     console = Console(file=io.StringIO(), width=120)
     config = tomllib.loads(TINY)
-    config["run"] |= {"rounds": 9, "patience": {"column": "test_loss", "evaluations": 2}}
+    config["run"]["rounds"] = 9
     with Runs(build(config), console) as watch:
         watch("fedavg", 0, None)
         for round_, loss in enumerate([1.0, 0.5, 0.6, 0.7]):
-            watch("fedavg", 0, {"round": round_, "train_loss": loss, "test_loss": loss, "seconds": 1.0})
-    assert console.file.getvalue().strip() == "fedavg, seed 0: ended early, round 3, Train loss 0.7, Test loss 0.7"
+            row = {"round": round_, "train_loss": loss, "test_loss": loss, "seconds": 1.0}
+            watch("fedavg", 0, Row(row, status if round_ == 3 else None))
+    assert console.file.getvalue().strip() == f"fedavg, seed 0: {shown}"
 
 
-@pytest.mark.parametrize(("least", "last"), [(None, 5), (0.75, 2)])
-def test_patience_on_the_screen_waits_for_evaluations_in_which_enough_was_heard(least, last):
+def test_a_run_that_ends_while_clients_are_away_says_so():
     console = Console(file=io.StringIO(), width=120)
     config = tomllib.loads(TINY)
-    config["run"] |= {"rounds": 9, "patience": {"column": "test_loss", "evaluations": 2}}
-    config["run"] |= {} if least is None else {"min_heard": least}
+    config["run"]["rounds"] = 2
     with Runs(build(config), console) as watch:
         watch("fedavg", 0, None)
-        for round_, heard in enumerate([1.0, 1.0, 0.75, 0.75, 0.75, 1.0][: last + 1]):
-            loss = 0.5 + 0.1 * round_
-            watch("fedavg", 0, {"round": round_, "train_loss": loss, "test_loss": loss, "heard": heard})
-    lines = console.file.getvalue().strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith(f"fedavg, seed 0: ended early, round {last}, ")
-    assert ("only 75.00 % of the weight heard" in lines[0]) == (last == 2)
+        watch("fedavg", 0, Row({"round": 2, "train_loss": 0.7, "test_loss": 0.7, "heard": 0.75}, "worse"))
+    (line,) = console.file.getvalue().strip().splitlines()
+    assert "only 75.00 % of the weight heard" in line and line.endswith("; ended worse than it began")
 
 
 def started(*arguments, **environment):

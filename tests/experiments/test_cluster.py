@@ -180,6 +180,21 @@ def quadratics(**given):
     return fedax.compare(["fedavg", "fednova"], task, data, rounds=3, seeds=2, **given)
 
 
+def test_a_tracker_is_told_how_a_run_ended_wherever_it_was(tmp_path):
+    stop, ends = fedax.Patience("train_loss", evaluations=1, least=1e9), {}
+    for name, where in (("here", {}), ("elsewhere", {"executor": Wild()})):
+
+        class Ends:
+            def row(self, row):
+                pass
+
+            def end(self, status, of=name):
+                ends.setdefault(of, []).append(status)
+
+        quadratics(until=stop, evaluate_every=1, track=lambda *run: Ends(), out=tmp_path / name, **where)
+    assert ends == {"here": ["stopped"] * 4, "elsewhere": ["stopped"] * 4}
+
+
 def test_a_comparison_is_the_same_whatever_comes_first(tmp_path):
     def lossy(attempt, outcome):
         if attempt == 1:

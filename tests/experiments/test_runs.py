@@ -14,6 +14,8 @@ import safetensors.numpy
 import fedax
 from fedax.experiments import build, execute, new_folder, read, summary
 from fedax.experiments.runs.files import row_of
+from fedax.experiments.runs.folder import sealed_row, write_json
+from fedax.experiments.runs.reading import lost
 from fedax.files import seal, with_digest, write_atomic
 
 CONFIG = {
@@ -223,6 +225,27 @@ def test_a_folder_says_how_a_run_ended_as_simulate_does(case, tmp_path):
     assert found.history["round"].tolist() == run.history["round"].tolist()
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["status"] for line in lines] == ["ok"] * (len(lines) - 1) + ["ok" if status == "finished" else status]
+
+
+@pytest.mark.filterwarnings("ignore::fedax.BadClientWarning")
+@pytest.mark.parametrize("case", ["late", "guarded", "patient"])
+def test_a_folder_that_does_not_say_how_its_runs_ended_is_read_by_its_models(case, tmp_path):
+    """As version 0.9 wrote it."""
+    given, status = ENDS[case]
+    options = {"rounds": 6, "evaluate_every": 1, "work": fedax.Steps(2)} | given
+    method = fedax.create("fedavg", lr=options.pop("lr", 0.1))
+    fedax.compare({"mine": method}, TASK, DATA, out=tmp_path / "run", seeds=1, **options)
+    path = tmp_path / "run" / "metrics.jsonl"
+    about = json.loads((path.parent / "about.json").read_bytes())
+    assert about.pop("better") is None
+    write_json(path.parent / "about.json", about)
+    rows = [json.loads(line) | {"status": "ok"} for line in path.read_bytes().splitlines()]
+    path.write_bytes(b"".join(sealed_row(path.parent, row) for row in rows))
+    record = read(path.parent)
+    assert record.runs[0].status == ("finished" if status == "stopped" else status) and not lost(record)
+    (path.parent / "models" / "mine-seed0.safetensors").unlink()
+    early = len(rows) - 1 < options["rounds"]
+    assert read(path.parent).runs[0].status == ("unfinished" if early else "finished")
 
 
 def test_a_row_after_the_end_is_no_row_of_a_run(done, tmp_path):

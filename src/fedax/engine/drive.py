@@ -144,12 +144,13 @@ class RunInProgress:
             self.status = "stopped"
         return self.over
 
-    def restore(self, saved: SavedRun) -> None:
-        """Go on from a checkpoint."""
+    def restore(self, saved: SavedRun, at: int) -> None:
+        """Go on from a checkpoint after ``at`` rounds."""
         self.history.take(saved.rows, saved.costs)
         self.status = saved.status
-        if self.patience is not None and [self.patience(row) for row in saved.rows][-1] and not self.over:
-            self.status = "stopped"  # at what was its last round then
+        waited = self.patience is not None and [self.patience(row) for row in saved.rows][-1]
+        if waited and not self.over and at == saved.rows[-1]["round"]:  # which was its last round then
+            self.status = "stopped"
 
     @property
     def over(self) -> bool:
@@ -265,7 +266,7 @@ class _BatchInProgress:
 
     def _restore(self, snapshot: Snapshot) -> None:
         self.state, self.index = snapshot.state, snapshot.done
-        _restore_runs(self.in_progress, snapshot.runs, self.watch)
+        _restore_runs(self.in_progress, snapshot.runs, self.index, self.watch)
         for i, (one, saved) in enumerate(zip(self.in_progress, snapshot.runs, strict=True)):
             if one.missed is not None and isinstance(one.times, RoundTimes):
                 one.missed = one.times.missed(0, self.index)
@@ -359,22 +360,22 @@ def _restore_finished(in_progress: list[RunInProgress], watch: Watch, checkpoint
     """Restore runs that were all over when their checkpoint was made; returns whether that is so."""
     if (runs := checkpointer.find_over()) is None:
         return False
-    _restore_runs(in_progress, runs, watch)
+    _restore_runs(in_progress, runs, runs[0].rows[-1]["round"], watch)
     for one, saved in zip(in_progress, runs, strict=True):
         one.result = (None, saved.model)
     return True
 
 
-def _restore_runs(in_progress: list[RunInProgress], runs: list[SavedRun], watch: Watch) -> None:
-    """Restore runs from a checkpoint; their rows are passed to ``watch`` again, in the order in which they came."""
+def _restore_runs(in_progress: list[RunInProgress], runs: list[SavedRun], at: int, watch: Watch) -> None:
+    """Restore runs from a checkpoint after ``at`` rounds; ``watch`` gets their rows again, in their order."""
     rows: list[tuple[int, Row]] = []
     for i, (one, saved) in enumerate(zip(in_progress, runs, strict=True)):
-        one.restore(saved)
+        one.restore(saved, at)
         rows += [*((i, Row(row)) for row in saved.rows[:-1]), (i, one.last_row())]
     for i, row in sorted(rows, key=lambda at: at[1]["round"]):
         watch(i, row)
         one = in_progress[i]
-        if row["round"] == one.history.rows[-1]["round"]:
+        if row["round"] == one.history.rows[-1]["round"] == at:
             one.ask(row)
         elif one.until is not None:
             one.until(dict(row))  # which may count evaluations

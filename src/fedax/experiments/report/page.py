@@ -543,7 +543,7 @@ def _by_client(record: Record, judge: str | None) -> str:
         seeds = len(record.config["run"]["seeds"])
         about = f"{described.label} on each client's own test examples"
         about += f", the mean over {seeds} seeds. " if seeds > 1 else ". "
-        about += f"{(described.better or 'lower').capitalize()} is better. "
+        about += f"{(record.better(column) or 'lower').capitalize()} is better. "
         if own_models := [method_spread.label for method_spread in spreads if method_spread.personal]:
             about += f"Of {', '.join(own_models)} it is that of each client's personal model. "
         if any(np.isnan(method_spread.values).any() for method_spread in spreads):

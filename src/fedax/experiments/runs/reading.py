@@ -10,7 +10,7 @@ import numpy as np
 from fedax.columns import COSTS, PER_CLIENT, TIME, heard_enough
 from fedax.data.formats import parse_json
 from fedax.engine.checks import evaluation_rounds
-from fedax.engine.history import column_of, ended_worse
+from fedax.engine.history import Row, column_of, ended_worse
 from fedax.engine.private import judged
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import toml
@@ -63,7 +63,7 @@ def read(folder: str | Path, trust: bool = False) -> Record:
             doubt(f"{folder / 'config.toml'}: edited, or moved from another run (its digest is another)", noted)
         diagnosis_file = folder / "diagnosis.json"
         diagnosis = read_json(diagnosis_file, Diagnoses, noted)["methods"] if diagnosis_file.exists() else []
-        runs = _runs(folder / "metrics.jsonl", config, about.get("public"), noted)
+        runs = _runs(folder / "metrics.jsonl", config, about, noted)
         rows, were = sum(len(run.history["round"]) for run in runs), at_end(folder, noted).get("rows")
         if "sweep" in config and were not in (None, rows):  # of other runs it is known which rows there have to be
             doubt(f"{folder / 'metrics.jsonl'}: {rows} rows, and the sweep ended with {were}", noted)
@@ -79,11 +79,15 @@ def read(folder: str | Path, trust: bool = False) -> Record:
     return Record(folder, config, about, runs, diagnosis, doubts)
 
 
-def rows_in(lines: bytes) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each row of a metrics.jsonl that was just written: all of it, and its columns alone."""
-    for line in lines.splitlines():
-        row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
-        yield row, {name: value for name, value in row.items() if name not in OF_A_RUN}
+def rows_in(lines: bytes) -> Iterator[tuple[dict[str, Any], Row]]:
+    """Each row of a metrics.jsonl of runs that are over: all of it, and as a run gave it to its callback."""
+    rows = [json.loads(line) for line in lines.splitlines()]
+    last = {json.dumps([row["label"], row["seed"], row.get("point")]): number for number, row in enumerate(rows)}
+    for number, row in enumerate(rows):
+        row |= {name: math.nan for name, value in row.items() if value is None}
+        ended = {"ok": "finished", "spent": "stopped"}.get(row["status"], row["status"])
+        columns = {name: value for name, value in row.items() if name not in OF_A_RUN}
+        yield row, Row(columns, ended if number in last.values() else None)
 
 
 def rows_of(folder: Path, config: Mapping[str, Any]) -> dict[tuple[str, int], MethodRun]:
@@ -95,8 +99,8 @@ def rows_of(folder: Path, config: Mapping[str, Any]) -> dict[tuple[str, int], Me
     path, about = folder / "metrics.jsonl", folder / "about.json"
     if not path.exists():
         return {}
-    public = read_json(about, About).get("public") if about.exists() else None
-    return {(run.label, run.seed): run for run in _runs(path, dict(config), public)}
+    known = read_json(about, About) if about.exists() else {}
+    return {(run.label, run.seed): run for run in _runs(path, dict(config), known)}
 
 
 def lost(record: Record) -> list[str]:
@@ -168,9 +172,10 @@ def few(rounds: list[int]) -> str:
 
 
 def _runs(
-    path: Path, config: dict[str, Any], public: list[str] | None, doubts: list[str] | None = None
+    path: Path, config: dict[str, Any], about: Mapping[str, Any], doubts: list[str] | None = None
 ) -> list[MethodRun]:
     """The runs in a file of rows, by method and seed as in the configuration; ``doubts`` as of :func:`read_json`."""
+    told = "better" in about  # version 0.9 did not write how a run ended, nor this
     of = row_of(path.parent)
     labels, seeds = {method["label"] for method in config["methods"]}, {*config["run"]["seeds"]}
     sweep = config.get("sweep")
@@ -201,26 +206,32 @@ def _runs(
     for first, names, values in rows.values():
         history = {name: column_of(each) for name, each in zip(names, zip(*values, strict=True), strict=True)}
         spent = first["status"] == "spent"
+        who = first["label"], first["method"], first["seed"]
         status = {"stopped": "finished"}.get(first["status"], first["status"])
         if status in ("ok", "spent"):
-            status = _status(history, config["run"], spent, public)
-        who = first["label"], first["method"], first["seed"]
+            last = path.parent / "summary.json" if sweep else model_path(path.parent, first["label"], first["seed"])
+            over = spent or (not told and last.is_file())  # what is written when all else is
+            status = _status(history, config, over, about.get("public"))
         runs.append(MethodRun(*who, status, history, first.get("point", {}), spent))
     order = [method["label"] for method in config["methods"]], config["run"]["seeds"]
     # Of a sweep the points have the order of their rows.
     return sorted(runs, key=lambda run: (order[0].index(run.label), 0 if sweep else order[1].index(run.seed)))
 
 
-def _status(history: dict[str, np.ndarray], run: dict[str, Any], spent: bool, public: list[str] | None) -> str:
+def _status(history: dict[str, np.ndarray], config: dict[str, Any], over: bool, public: list[str] | None) -> str:
     """The status of a run whose last row does not tell: it goes on, or came to its last round, or spent its budget.
 
     Args:
-        history, run: the history, and the section ``run`` of the configuration.
-        spent: whether the privacy budget has ended it.
+        history, config: the history, and the whole configuration.
+        over: whether it is known to have ended.
         public: the columns of a private run that reveal nothing about clients; else ``None``.
     """
-    if history["round"][-1] != run["rounds"] and not spent:
+    run, guard = config["run"], config["run"].get("guard")
+    if history["round"][-1] != run["rounds"] and not over:
         return "unfinished"
+    late = config["work"]["kind"] == "deadline"  # who misses it is left out, and no guard minds
+    if isinstance(guard, dict) and guard.get("stop") and history.get("left_out", [0])[-1] and not late:
+        return "failed"
     judge = judged(history, public)
     counted = np.broadcast_to(heard_enough(history, run.get("min_heard") or 1.0), history["round"].shape)
     return "worse" if judge is not None and counted.any() and ended_worse(history[judge][counted]) else "finished"

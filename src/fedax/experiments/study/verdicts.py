@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedax.columns import better, deciding, show
+from fedax.columns import deciding, show
 from fedax.experiments.chance import Gap, gap_of
 from fedax.experiments.config.sections import seeds_of
 from fedax.experiments.pooled import Pool, compare, least, pool_of
@@ -71,7 +71,7 @@ def values_of(part: StudyPart, record: Record) -> dict[str, dict[int, float]]:
     """Method -> seed -> the mean of the last evaluations of the deciding column, signed so that higher is better."""
     (problem,) = problems([record])
     column = column_of(part, record)
-    sign = -1.0 if better(column) == "lower" else 1.0
+    sign = -1.0 if record.better(column) == "lower" else 1.0
     values: dict[str, dict[int, float]] = {}
     for run in record.runs:
         failed = run.status not in ("finished", "worse")

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from fedax.data.formats import parse_json
+from fedax.engine.history import Row
 from fedax.errors import FedaxError
 from fedax.experiments.config.experiment import Experiment
 from fedax.files import regular, write_atomic
@@ -155,7 +156,7 @@ class Status(Asking):
                 "methods": [clean(label) for label in experiment.methods], "seeds": [*config["run"]["seeds"]],
             }  # fmt: skip
 
-    def note_row(self, label: str, seed: int, row: Mapping[str, Any] | None) -> None:
+    def note_row(self, label: str, seed: int, row: Row | None) -> None:
         """Note that a method's run with a seed begins, or a row of its history."""
         now, key = time.time(), (label, seed)
         with self._lock:
@@ -169,9 +170,8 @@ class Status(Asking):
                 known["seconds"] = (now - known["at"]) / done
             known |= {"round": row["round"], "at": now, "train_loss": float(row["train_loss"])}
             if not math.isfinite(known["train_loss"]):
-                known |= {"state": "diverged", "train_loss": None}
-            elif row["round"] >= known["of"]:
-                known["state"] = "finished"
+                known["train_loss"] = None
+            known["state"] = {None: "running", "stopped": "finished"}.get(row.status, row.status)
 
     # ---- the file
 
@@ -202,7 +202,7 @@ def follow(experiment: Experiment, folder: Path, watch: Callable[..., None]) -> 
         return watch
     status.note_run(experiment, experiment.fleet, folder)
 
-    def both(label: str, seed: int, row: Mapping[str, Any] | None) -> None:
+    def both(label: str, seed: int, row: Row | None) -> None:
         status.note_row(label, seed, row)
         watch(label, seed, row)
 
