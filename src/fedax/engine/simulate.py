@@ -46,7 +46,8 @@ class _Simulated(Options):
             did it, which is asked after. A log of :mod:`fedax.tracking` gets of a private run the public columns.
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
             the newest, bit-identical to one that never stopped, on as many devices; on another number of devices or
-            processes up to the order of summation. The number of rounds and the evaluations may be others than before.
+            processes up to the order of summation. The number of rounds and the evaluations may be others than before;
+            not the rounds with ``DP(bands=…)``, whose noise depends on them.
             SIGINT, SIGHUP, SIGTERM wait for the rounds under way, about two seconds or one round, and for a checkpoint;
             then they do what they do elsewhere, as ``KeyboardInterrupt`` for Ctrl-C. A second one does not wait.
     """
