@@ -126,9 +126,10 @@ def condition_numbers(
 def interpolation_lr(c: ConditionNumbers, *, period: int = 1) -> Geometric:
     """FedAvg for convex losses, l-smooth per sample, with a common minimiser: ᾱ = N/(2E(lν_max + L(N − ν_min))).
 
-    All clients take part; with cohorts the constant in ᾱ is smaller, and not given. The factor is 1 − μᾱ, and 1 −
-    λ_minᾱ where that is less sharp: the theorem wants each F_i μ-strongly convex, which H_i of different ranges are
-    not. For E > 1 both hold up to a small constant in ᾱ.
+    For least squares with E = 1 the l of :func:`condition_numbers`, at most max‖ξ‖², is enough: all that the proof asks
+    is E‖g‖² ≤ 2l(F_i − F_i*). All clients take part; with cohorts the constant in ᾱ is smaller, and not given. The
+    factor is 1 − μᾱ, and 1 − λ_minᾱ where that is less sharp: the theorem wants each F_i μ-strongly convex, which H_i
+    of different ranges are not. For E > 1 both hold up to a small constant in ᾱ.
     Qu et al. 2020, Theorem 5; the text before appendix H leaves out μ in the factor.
 
     Args:
