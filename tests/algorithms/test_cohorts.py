@@ -1,6 +1,7 @@
 """Every method under every design of cohorts, with weights that differ much: what no cohort may change."""
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedax
+from fedax.algorithms.fedavg import Normalized
 from fedax.federation.participation import Cohort
 
 from .. import LAST_BITS, mostly_long
@@ -173,3 +175,10 @@ def test_the_real_designs_keep_the_sum_too(name, where):
     kept = run.memory.tree if where == "device" else run.memory[np.arange(N)].tree
     np.testing.assert_allclose(run.state.c.tree, P @ np.asarray(kept), rtol=0, atol=LAST_BITS)
     assert sum(run.left_out.values()) > 0
+
+
+def test_the_mean_of_the_steps_is_of_those_who_came():
+    """A cohort of random size has places for more, which count for nothing."""
+    steps, present = jnp.array([4, 9, 7]), jnp.array([True, True, False])
+    round = SimpleNamespace(steps=steps, present=present)
+    assert Normalized("mean").effective_steps(None, round) == 6.5

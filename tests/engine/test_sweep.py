@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import itertools
 import math
+import time
 import types
 import warnings
 
@@ -470,3 +471,11 @@ def test_patience_is_checked_at_all_points_before_any_runs():
             until=fedax.Patience("objective"), **OPTIONS,
         )  # fmt: skip
     assert not rows
+
+
+def test_runs_side_by_side_share_the_time_of_their_compilation():
+    began = time.perf_counter()
+    found = fedax.sweep(fedavg, {"lr": LRS}, TASK, DATA, seeds=7, **OPTIONS)  # as no other test has
+    passed = time.perf_counter() - began
+    each = [run.compile_seconds for runs in found.runs for run in runs]
+    assert found.programs == 1 and 0 < sum(each) <= passed and len({*each}) == 1
