@@ -122,7 +122,7 @@ def test_the_summary_has_means_and_states(done):
     last = [run.history["test_accuracy"][-1] for run in record.of("good")]
     assert good["status"] == "finished" and good["final"]["test_accuracy"]["mean"] == pytest.approx(np.mean(last))
     assert good["final"]["test_accuracy"]["std"] == pytest.approx(np.std(last, ddof=1))
-    assert good["cost"]["local_steps"] == 4 * 3 * 2 and good["compile_seconds"] > 0
+    assert good["cost"]["local_steps"] == 4 * 3 * 2 and 0 <= good["compile_seconds"] < 600
     assert bad["status"] == "diverged" and bad["final"]["train_loss"] is None
     assert bad["status_text"] == "diverged by round 2 (2 of 2 seeds)"
 
@@ -201,7 +201,7 @@ ENDS = {
     "late": ({"work": fedax.Deadline(5.0), "clock": SLOW, "guard": fedax.Guard(stop=True)}, "finished"),
     "guarded": ({"guard": fedax.Guard(stop=True), "faults": fedax.Faults([1], sends=math.nan)}, "failed"),
     "worse": ({"lr": 3.0}, "worse"),
-    "waited": ({"lr": 3.0, "rounds": 40, "until": fedax.Patience("train_loss", evaluations=3)}, "stopped"),
+    "waited": ({"lr": 3.0, "rounds": 40, "until": fedax.Patience("train_loss", evaluations=3)}, "worse"),
     "patient": ({"lr": 1.0, "rounds": 90, "until": fedax.Patience("train_loss", evaluations=2)}, "stopped"),
     "diverged": ({"lr": 1e9, "rounds": 20}, "diverged"),
     "own": ({"tuned": 1e30}, "worse"),

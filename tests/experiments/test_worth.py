@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedax.columns import better
 from fedax.experiments import build, clients, execute, new_folder, read, summary
 from fedax.experiments.diagnosis import diagnose_run, verdict
 from fedax.experiments.report import write_report
@@ -255,7 +256,7 @@ def test_the_best_of_ten_that_equal_training_alone_is_seldom_called_better(monke
     """The method is chosen by the figures that it is compared by: uncorrected, this is wrong in 7 % and more."""
     random, seeds, names = np.random.default_rng(8), 10, [f"s{k}" for k in range(clients_of)]
     config = {"data": {"name": "quadratics", "seed": 0}, "run": {"split_seeds": True}}
-    record, claims = SimpleNamespace(config=config), np.zeros(2)
+    record, claims = SimpleNamespace(config=config, better=better), np.zeros(2)
     for _ in range(400):
         ends = random.normal(size=(11, seeds, clients_of))
         best = np.argmin(ends[:10].mean((1, 2)))

@@ -177,6 +177,8 @@ def test_a_clock_of_a_csv_file(tmp_path):
         server=2.0,
         available={"a": {"on": [[0.0, 10.0], [30.0, 40.0]], "repeat": 60.0}},
     )
+    path.write_bytes(b"\xef\xbb\xbfclient, step\na,1,\n\nb , 2\nb,2\n")  # as Excel writes it, and people do
+    assert fedax.Clock.from_csv(path) == fedax.Clock(step={"a": 1.0, "b": 2.0})
     for text, word in (
         ("name,step\na,1\n", "no column client"),
         ("client,steps\na,1\n", "no column 'steps'"),
@@ -186,6 +188,10 @@ def test_a_clock_of_a_csv_file(tmp_path):
         ("client,step\na,1\na,2\n", "line 3: client a has another step above"),
         ("client,step\na,1,2\n", "line 2: more cells than columns"),
         ("client,step\n", "no value in it"),
+        ("client,step\na,nan\n", "line 2: step is 'nan', no number"),
+        ("client,step,step\na,1,2\n", "two columns 'step'"),
+        ("client,step\na,1\na ,2\n", "line 3: client a has another step above"),
+        ("number,client,version,begun,seconds\n", "no answer in it"),
         ("client,step,on,off,repeat\na,1,,,60\n", "client a has repeat, and no period"),
     ):
         path.write_text(text)

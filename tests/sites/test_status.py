@@ -16,6 +16,7 @@ pytest.importorskip("starlette", reason="needs pip install 'fedax[deploy]'")
 from typer.testing import CliRunner
 
 from fedax.cli import app
+from fedax.engine.history import Row
 from fedax.errors import ConfigError, NodeError
 from fedax.sites.protocol.messages import Failure, Message, Talk, joined
 from fedax.sites.service.page import server
@@ -150,6 +151,25 @@ def test_the_link_and_the_file_together(tmp_path: Path) -> None:
     assert [(each["name"], each["examples"]) for each in result] == [("k11", 7), ("k12", None)]
     assert [each["waited_for"] for each in result] == [None, {"node": 12, "since": 1.0}]
     assert [each["number"] for each in status_of(file, None, "gone")["nodes"]] == [10, 11]
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        (None, "running"),
+        ("stopped", "finished"),
+        *((each, each) for each in ("finished", "worse", "diverged", "failed")),
+    ],
+)
+def test_a_run_ended_as_its_last_row_says(status: str | None, state: str, tmp_path: Path) -> None:
+    link = Status(tmp_path, "127.0.0.1:1", Wire())
+    link._status["run"] = {"name": "a", "folder": "f", "rounds": 9, "methods": ["m"], "seeds": [0]}
+    link.note_row("m", 0, None)
+    link.note_row("m", 0, Row({"round": 0, "train_loss": 1.0}))
+    assert link.table()["runs"][0]["state"] == "running"
+    link.note_row("m", 0, Row({"round": 5, "train_loss": float("nan") if status == "diverged" else 2.0}, status))
+    (run,) = link.table()["runs"]
+    assert (run["state"], run["round"], run["train_loss"]) == (state, 5, None if status == "diverged" else 2.0)
 
 
 def test_a_link_that_is_gone(tmp_path: Path) -> None:

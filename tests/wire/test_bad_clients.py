@@ -372,6 +372,7 @@ def test_no_one_drops_out():
         (lambda: run(faults=fedax.Faults([5], sends=1)), "clients = 5: there are 5 clients, from 0"),
         (lambda: fedax.TrimmedMean(0.5), r"share = 0.5: give a number in \(0, 0.5\)"),
         (lambda: fedax.TrimmedMean(0.4999999), "next to one half nothing is left"),
+        (lambda: fedax.TrimmedMean(np.float32(0.4999999)), "next to one half nothing is left"),
         (lambda: fedax.GeometricMedian(0), "steps = 0"),
         (lambda: fedax.ClippedMean(0), "norm = 0"),
         (lambda: run("scaffold", aggregate=fedax.CoordinateMedian()), "Scaffold: its clients keep something"),
@@ -486,3 +487,13 @@ def test_a_lie_is_no_nonsense_and_a_median_bears_it():
     borne = run(aggregate=fedax.CoordinateMedian(), **options)
     assert not spoilt.history["train_loss"][-1] < 2 * spoilt.history["train_loss"][0]
     assert borne.history["train_loss"][-1] < 0.5 * borne.history["train_loss"][0]
+
+
+def test_a_trimmed_mean_of_very_many_clients():
+    """Each of whom counts for less than sums of weights are rounded to."""
+    n = 2**20
+    values = np.linspace(-1.0, 1.0, n, dtype=np.float32)
+    values[-n // 20 :] = 1e30  # which are cut off
+    uploads, weights = jnp.asarray(values), jnp.full(n, 1 / n)
+    mean = jax.jit(fedax.TrimmedMean(0.1).average)(uploads, weights).item()
+    assert mean == pytest.approx(np.mean(np.sort(values)[n // 10 : -n // 10]), abs=1e-3)

@@ -126,8 +126,8 @@ class RunInProgress:
         found = exclusions or Exclusions(np.zeros_like(self.missed), np.zeros((), int))
         return found._replace(left_out=np.asarray(found.left_out) + self.missed)
 
-    def judge(self, row: dict[str, Unknown]) -> bool:
-        """Whether the run ends with its last row, before ``until`` is asked; ``status`` says how."""
+    def judge(self, row: dict[str, Unknown]) -> None:
+        """Set ``status`` if the run ends with its last row, whatever ``until`` says."""
         if diverged(row):
             self.status = "diverged"
         elif self.job.plan.stops and row["left_out"] > (0 if self.missed is None else self.missed.sum()):
@@ -136,7 +136,6 @@ class RunInProgress:
             self.status = "stopped" if self.job.spent else "finished"
         elif self.patience is not None and self.patience(row):
             self.status = "stopped"
-        return self.over
 
     def ask(self, row: dict[str, Unknown]) -> bool:
         """Whether the run ends with its last row, for ``until`` may say so."""
@@ -144,8 +143,8 @@ class RunInProgress:
             self.status = "stopped"
         return self.over
 
-    def restore(self, saved: SavedRun, at: int) -> None:
-        """Go on from a checkpoint after ``at`` rounds."""
+    def restore(self, saved: SavedRun, at: int | None) -> None:
+        """Go on from a checkpoint after ``at`` rounds, or ``None``: take one that is over."""
         self.history.take(saved.rows, saved.costs)
         self.status = saved.status
         waited = self.patience is not None and [self.patience(row) for row in saved.rows][-1]
@@ -155,11 +154,21 @@ class RunInProgress:
     @property
     def over(self) -> bool:
         """Whether nothing is left to do."""
-        return self.status != "finished" or self.history.rows[-1]["round"] == self.job.rounds
+        return self.status != "finished" or self._at_end
 
     def last_row(self) -> Row:
-        """The last row, with the status of a run that is over."""
-        return Row(self.history.rows[-1], self.conclude()[0] if self.over else None)
+        """The last row, with the status of a run that is over, unless its ``until`` says so."""
+        asked = self.status == "stopped" and self.until is not None and not self._at_end
+        return Row(self.history.rows[-1], self.conclude()[0] if self.over and not asked else None)
+
+    @property
+    def _at_end(self) -> bool:
+        return bool(self.history.rows[-1]["round"] == self.job.rounds)
+
+    @property
+    def _waited(self) -> bool:
+        """Whether patience ended the run."""
+        return self.status == "stopped" and self.patience is not None and not self._at_end
 
     def conclude(self) -> tuple[str, tuple[str, type[Warning]] | None]:
         """The status of a run that is over, and the warning for its user, if there is one."""
@@ -171,7 +180,7 @@ class RunInProgress:
         elif self.status == "failed":
             text = f"what clients {last['bad_clients']} sent was left out by round {last['round']}: stopped, as asked"
             return "failed", (text, BadClientWarning)
-        elif self.status == "stopped" or (gone := self._worse()) is None:
+        elif (self.status == "stopped" and not self._waited) or (gone := self._worse()) is None:
             return self.status, None
         status = "diverged" if self.status == "diverged" else "worse"
         return status, (f"{gone}; try a smaller learning rate", DivergedWarning)
@@ -360,14 +369,14 @@ def _restore_finished(in_progress: list[RunInProgress], watch: Watch, checkpoint
     """Restore runs that were all over when their checkpoint was made; returns whether that is so."""
     if (runs := checkpointer.find_over()) is None:
         return False
-    _restore_runs(in_progress, runs, runs[0].rows[-1]["round"], watch)
+    _restore_runs(in_progress, runs, None, watch)
     for one, saved in zip(in_progress, runs, strict=True):
         one.result = (None, saved.model)
     return True
 
 
-def _restore_runs(in_progress: list[RunInProgress], runs: list[SavedRun], at: int, watch: Watch) -> None:
-    """Restore runs from a checkpoint after ``at`` rounds; ``watch`` gets their rows again, in their order."""
+def _restore_runs(in_progress: list[RunInProgress], runs: list[SavedRun], at: int | None, watch: Watch) -> None:
+    """Restore runs, of a checkpoint after ``at`` rounds, or that are over; ``watch`` gets their rows again."""
     rows: list[tuple[int, Row]] = []
     for i, (one, saved) in enumerate(zip(in_progress, runs, strict=True)):
         one.restore(saved, at)

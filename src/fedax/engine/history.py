@@ -69,10 +69,10 @@ class Run:
             ``wire_up``, bytes on the network as it is; ``waited``, seconds that the server waited for answers. With a
             clock: ``time``, simulated seconds; of real clients measured ones. With a pace: ``staleness``,
             ``staleness_max`` and ``dropped``; the version of the server's model is the ``round``.
-        status: ``"finished"``; ``"worse"`` where it came to its last round, with an objective above that at the start
-            (see :func:`ended_worse`); ``"stopped"`` where ``until`` was true before the last round, or the budget of
-            privacy was spent; ``"diverged"`` where the loss was no longer finite; ``"failed"`` where a guard stopped
-            it.
+        status: ``"finished"``; ``"stopped"`` where ``until`` was true before the last round, or the budget of privacy
+            was spent; ``"worse"`` where it came to its last round, or patience ended it, with an objective above that
+            at the start (see :func:`ended_worse`); ``"diverged"`` where the loss was no longer finite; ``"failed"``
+            where a guard stopped it.
         left_out: client -> how often its uploads were left out; ``None`` in a sweep.
         arrivals: [N] how many answers of each client the server's steps took; ``None`` where it waits for all clients
             of a round.

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -603,12 +604,14 @@ def _trace(path: Path) -> dict[str, Any]:
     """The arguments of a clock from a CSV file."""
     regular(path)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, restkey="")
-            names = list(rows.fieldnames or ())
+            names = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
             columns = (*_QUANTITIES, "on", "off", "repeat")
             if tuple(names) == COLUMNS:
                 return {"latency": Recorded.read(path, rows)}
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise DataError(f"{path}: there are two columns {twice[0]!r}")
             if "client" not in names or (strange := [name for name in names if name not in ("client", *columns)]):
                 known = f"client, {', '.join(columns)}"
                 what = "there is no column client" if "client" not in names else f"there is no column {strange[0]!r}"
@@ -626,16 +629,18 @@ def _of_rows(path: Path, rows: Any, names: list[str]) -> dict[str, Any]:
     repeat: dict[str, float] = {}
     single = quantities | {"repeat": repeat}  # what a client has once
     for row in rows:
-        client, cells = row["client"], {}
+        client, cells = (row["client"] or "").strip(), {}
         for name in names[:]:
             if name != "client" and (row[name] or "").strip():
                 try:
                     cells[name] = float(row[name])
+                    if not math.isfinite(cells[name]):
+                        raise ValueError("it is not finite")
                 except ValueError as error:
                     raise DataError(f"{path}, line {rows.line_num}: {name} is {row[name]!r}, no number") from error
         twice = [name for name in single if name in cells and single[name].get(client, cells[name]) != cells[name]]
         what = (
-            "more cells than columns" if "" in row
+            "more cells than columns" if any(cell.strip() for cell in row.get("", ()))
             else "there is no client" if not client
             else "a period has on and off" if ("on" in cells) != ("off" in cells)
             else f"client {client} has another {twice[0]} above" if twice

@@ -35,7 +35,7 @@ class Recorded:
         """From the rows of a file with :data:`COLUMNS`.
 
         Raises:
-            DataError: a cell that is no number, or a number of work that comes twice.
+            DataError: a cell that is no number, a number of work that comes twice, or no row.
         """
         clients: dict[int, str] = {}
         seconds: dict[int, float] = {}
@@ -47,6 +47,8 @@ class Recorded:
             except (TypeError, ValueError) as error:
                 raise DataError(f"{path}, line {rows.line_num}: no answer of a run ({error})") from error
             clients[number], seconds[number] = client, took
+        if not clients:
+            raise DataError(f"{path}: no answer in it")
         return cls(clients, seconds)
 
     def bind(self, names: Sequence[str]) -> "Recorded":

@@ -1,5 +1,6 @@
 """Robust averages, which a server may take instead of the weighted mean of the uploads; and the guard."""
 
+import contextlib
 from typing import ClassVar
 
 import equinox as eqx
@@ -83,13 +84,15 @@ class TrimmedMean(Aggregator):
 
     def __check_init__(self) -> None:
         check_number("share", self.share, 0, 0.5, open_low=True, open_high=True)
-        if isinstance(self.share, float) and self.share > 0.4999:
-            raise ConfigError("share", self.share, "next to one half nothing is left; take fedax.CoordinateMedian()")
+        with contextlib.suppress(TypeError):  # of a schedule, or a number that is traced
+            if float(self.share) > 0.4999:
+                hint = "next to one half nothing is left; take fedax.CoordinateMedian()"
+                raise ConfigError("share", self.share, hint)
 
     def average(self, uploads: Tree, weights: Array) -> Tree:
         def mean(values: Array, shares: Array, ends: Array) -> Array:
             counts = jnp.minimum(ends, 1 - self.share) - jnp.maximum(ends - shares, self.share)
-            counts = jnp.where(counts > _ROUNDING, counts, 0)
+            counts = jnp.where(counts > jnp.minimum(_ROUNDING, shares / 2), counts, 0)  # the rest is rounding
             return jnp.sum(jnp.where(counts > 0, counts * values, 0), axis=0) / jnp.sum(counts, axis=0)
 
         return jax.tree.map(lambda leaf: mean(*_in_order(leaf, weights)), uploads)

@@ -83,11 +83,12 @@ def rows_in(lines: bytes) -> Iterator[tuple[dict[str, Any], Row]]:
     """Each row of a metrics.jsonl of runs that are over: all of it, and as a run gave it to its callback."""
     rows = [json.loads(line) for line in lines.splitlines()]
     last = {json.dumps([row["label"], row["seed"], row.get("point")]): number for number, row in enumerate(rows)}
+    ends = {*last.values()}
     for number, row in enumerate(rows):
         row |= {name: math.nan for name, value in row.items() if value is None}
         ended = {"ok": "finished", "spent": "stopped"}.get(row["status"], row["status"])
         columns = {name: value for name, value in row.items() if name not in OF_A_RUN}
-        yield row, Row(columns, ended if number in last.values() else None)
+        yield row, Row(columns, ended if number in ends else None)
 
 
 def rows_of(folder: Path, config: Mapping[str, Any]) -> dict[tuple[str, int], MethodRun]:

@@ -22,9 +22,9 @@ class MethodRun:
         label: the method's name in this experiment.
         method: its registered name.
         seed: of initial model, minibatches, cohorts.
-        status: ``"finished"``, of a run that patience ended, too; ``"worse"``: it came to its last round, or to the end
-            of its budget of privacy, and ended worse than it began; ``"diverged"``; ``"failed"``: its guard stopped it;
-            or ``"unfinished"``: it was stopped, or is still running.
+        status: ``"finished"``, of a run that patience or its budget ended, too; ``"worse"``: so, but worse than it
+            began; ``"diverged"``; ``"failed"``: its guard stopped it; or ``"unfinished"``: it was stopped, or is still
+            running.
         spent: whether it ended before its last round because its privacy budget was spent.
         history: column -> [evaluations], not-a-number where a value was not finite.
         point: the settings that a sweep tried: hyper-parameters by name, settings of other sections by path.

@@ -330,7 +330,7 @@ def _test_of(problem: ProblemResults) -> str:
     if problem.judge is not None and chance.overlap(problem.records[0].config, problem.judge):
         return "a corrected resampled t-test"
     clustered = bool({chance.EXAMPLES, chance.VALIDATION} & {*problem.covered}) and problem.sure
-    return "a paired t-test, its error clustered by seed and example," if clustered else "a paired t-test"
+    return "a paired t-test with errors clustered by seed and example" if clustered else "a paired t-test"
 
 
 def _failures(problem: ProblemResults) -> list[str]:
