@@ -464,13 +464,17 @@ def test_columns_of_lists_rank_nothing_and_end_nothing():
 def test_patience_is_checked_at_all_points_before_any_runs():
     """The second has no regularizer, and so no objective; it belongs to another program."""
     rows = []
+
+    def run(names):
+        more = {"fedda": {"regularizer": fedax.L1(0.1)}, "fedavg": {}}
+        given = {"until": fedax.Patience("objective"), "callback": lambda *row: rows.append(row)}
+        make = lambda name: fedax.create(name, lr=1e-3, **more[name])  # noqa: E731
+        return fedax.sweep(make, {"name": names}, TASK, DATA, **given, **OPTIONS)
+
     with pytest.raises(ConfigError, match=r"patience\.column = 'objective'"):
-        fedax.sweep(
-            lambda name: fedax.create(name, lr=0.05, **({"regularizer": fedax.L1(0.1)} if name == "fedda" else {})),
-            {"name": ["fedda", "fedavg"]}, TASK, DATA, callback=lambda *row: rows.append(row),
-            until=fedax.Patience("objective"), **OPTIONS,
-        )  # fmt: skip
+        run(["fedda", "fedavg"])
     assert not rows
+    assert run(["fedda"]).runs[0][0].history["objective"].size == len(rows) == 3
 
 
 def test_runs_side_by_side_share_the_time_of_their_compilation():
