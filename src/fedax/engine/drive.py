@@ -178,7 +178,8 @@ class RunInProgress:
             label = describe(name).label.lower().replace("train ", "training ")
             gone = f"the {label} is {last[name]} at round {last['round']}: stopped"
         elif self.status == "failed":
-            text = f"what clients {last['bad_clients']} sent was left out by round {last['round']}: stopped, as asked"
+            sent = "sent" if self.job.memory != "nodes" else "sent or did not send"
+            text = f"what clients {last['bad_clients']} {sent} was left out by round {last['round']}: stopped, as asked"
             return "failed", (text, BadClientWarning)
         elif (self.status == "stopped" and not self._waited) or (gone := self._worse()) is None:
             return self.status, None

@@ -188,7 +188,8 @@ class Guard(Settings):
 
     Args:
         largest: the largest absolute value that an upload may hold, > 0.
-        stop: end the run after the first round in which an upload is left out.
+        stop: end the run after the first round in which an upload is left out; of real clients also where one is
+            missing, as its node is away.
 
     Raises:
         ConfigError: ``largest`` is not a positive number, or ``stop`` is neither True nor False.
