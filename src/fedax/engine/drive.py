@@ -165,26 +165,22 @@ class RunInProgress:
     def _at_end(self) -> bool:
         return bool(self.history.rows[-1]["round"] == self.job.rounds)
 
-    @property
-    def _waited(self) -> bool:
-        """Whether patience ended the run."""
-        return self.status == "stopped" and self.patience is not None and not self._at_end
-
     def conclude(self) -> tuple[str, tuple[str, type[Warning]] | None]:
         """The status of a run that is over, and the warning for its user, if there is one."""
-        last, gone = self.history.rows[-1], None
-        if self.status == "diverged":
+        last, status = self.history.rows[-1], self.status
+        if status == "failed":
+            sent = "sent" if self.job.memory != "nodes" else "sent or did not send"
+            left_out = f"what clients {last['bad_clients']} {sent} was left out by round {last['round']}"
+            return status, (f"{left_out}: stopped, as asked", BadClientWarning)
+        if status == "stopped" and (self.patience is None or self._at_end):  # by its user, or its budget
+            return status, None
+        if status == "diverged":
             name = next(name for name in (*TRAIN, "val_loss", "test_loss") if name in last)
             label = describe(name).label.lower().replace("train ", "training ")
-            gone = f"the {label} is {last[name]} at round {last['round']}: stopped"
-        elif self.status == "failed":
-            sent = "sent" if self.job.memory != "nodes" else "sent or did not send"
-            text = f"what clients {last['bad_clients']} {sent} was left out by round {last['round']}: stopped, as asked"
-            return "failed", (text, BadClientWarning)
-        elif (self.status == "stopped" and not self._waited) or (gone := self._worse()) is None:
-            return self.status, None
-        status = "diverged" if self.status == "diverged" else "worse"
-        return status, (f"{gone}; try a smaller learning rate", DivergedWarning)
+            gone: str | None = f"the {label} is {last[name]} at round {last['round']}: stopped"
+        elif (gone := self._worse()) is not None:
+            status = "worse"
+        return status, None if gone is None else (f"{gone}; try a smaller learning rate", DivergedWarning)
 
     def _worse(self) -> str | None:
         """In which way the run ended worse than it began; ``None``: it did not."""

@@ -541,11 +541,10 @@ class Trace(Participation):
 class Dropout(Participation):
     """Clients that are drawn, and then do not answer; a round in which none does is skipped.
 
-    With a ``rate`` each client drops out by chance, independently of all else. ω_i becomes
-    ω_i / (1 − q_i), so that Σ ω_i v_i stays unbiased for Σ p_i v_i; over ``UniformNormalized`` and ``Trace``, whose
-    weights have the sum 1, they keep it. With ``available``, of which
-    nothing is known in advance, the weights of those who are there are scaled as for clients that a
-    :class:`fedax.Guard` leaves out, and the estimate is biased toward who is there often.
+    With a ``rate`` each client drops out by chance, independently of all else. ω_i becomes ω_i / (1 − q_i), so that
+    Σ ω_i v_i stays unbiased for Σ p_i v_i; over ``UniformNormalized`` and ``Trace``, whose weights have the sum 1, they
+    keep it. With ``available``, of which nothing is known in advance, the weights of those who are there are scaled as
+    for clients that a :class:`fedax.Guard` leaves out, and the estimate is biased toward who is there often.
 
     The work of clients that drop out is not in the costs.
 

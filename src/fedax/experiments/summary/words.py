@@ -244,8 +244,8 @@ def _worth(problem: ProblemResults) -> list[str]:
         if pooled.gap is not None:
             unclear = pooled.side(pooled.gap) == 0 and not pooled.gap.same
             end += f", and is not distinguished from {pooled.label}: " if unclear else ": it is "
-            over = "" if unclear else pooled.label
-            end += f"{_lead(pooled.column, pooled.better, pooled.gap, -1, over)}{_on(pooled)}"
+            whom = "" if unclear else pooled.label
+            end += f"{_lead(pooled.column, pooled.better, pooled.gap, -1, whom)}{_on(pooled)}"
         sentences.append(f"{end}.")
     return sentences
 
