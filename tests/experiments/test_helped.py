@@ -182,6 +182,24 @@ def test_of_a_method_with_personal_models_these_are_compared():
     assert table["name"].tolist() == NAMES and table["n"].tolist() == sizes and len(heads) == 7
 
 
+def test_a_figure_that_says_itself_which_way_is_better_is_believed():
+    def near(w, batch):
+        return (loss(w["w"], batch) < 0.25).astype(float)
+
+    with pytest.raises(ConfigError, match=r"near.*neither it nor its name"):
+        baselines(with_figure(near), figure="near")
+    near.better = "higher"
+    found = baselines(with_figure(near), figure="near")
+    gap = found.figures("own")["test_near"] - found.figures("local only")["test_near"]
+    some = np.flatnonzero(found.side("local only"))
+    assert found.sign == -1 and len(some) and (np.sign(gap[some]) == found.side("local only")[some]).all()
+    assert found.worse("local only") == [NAMES[i] for i in np.argsort(gap) if found.side("local only")[i] == -1]
+
+
+def with_figure(near):
+    return fedax.simulate(fedax.create("fedavg", lr=0.1), TASK.with_metrics(near=near), DATA, rounds=8)
+
+
 def test_a_private_run_says_what_is_not_covered_and_a_public_one_is_refused():
     dp = fedax.DP(clip=1.0, noise=1.0, delta=1e-3)
     data = DATA.with_weights(np.full(3, 1 / 3))

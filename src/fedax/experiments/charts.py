@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import describe, show
+from fedax.columns import Direction, describe, show
 from fedax.experiments import clients, summary
 from fedax.experiments.summary import GONE, Method, ProblemResults, order
 from fedax.experiments.sweeps import cut
@@ -172,6 +172,7 @@ def before_after(
     names: Sequence[str],
     before: tuple[str, np.ndarray],
     after: tuple[str, np.ndarray],
+    way: Direction,
     sides: np.ndarray | None = None,
 ) -> Chart:
     """A figure of each client with one model against that with another, a dot for each client.
@@ -180,6 +181,7 @@ def before_after(
         column: of the figure.
         names: [N] of the clients.
         before, after: what the models are called, and their figures [N].
+        way: of the figure that is better.
         sides: [N] 1 of clients that are better off after, −1 of those that are worse, 0 else; ``None``: not known.
     """
     about, (x, y) = describe(column), (before[1], after[1])
@@ -195,8 +197,7 @@ def before_after(
         if some.size:
             texts = [f"{names[i]}\n{before[0]} {show(column, x[i])}, {after[0]} {show(column, y[i])}" for i in some]
             drawn.append(Series(word, x[some], y[some][None], kind="dots", k=k, texts=texts))
-    better_where = "above" if about.better == "higher" else "below"
-    note = f"Clients {better_where} the line do better with: {after[0]}."
+    note = f"Clients {'above' if way == 'higher' else 'below'} the line do better with: {after[0]}."
     if len(there) < len(names):
         note += f" {len(there)} of {len(names)} clients are drawn."
     title = f"{about.label} of each client: {after[0]} against {before[0]}"

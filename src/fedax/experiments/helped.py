@@ -19,7 +19,7 @@ import numpy as np
 import safetensors.numpy
 
 import fedax
-from fedax.columns import PERSONAL, better, describe, show
+from fedax.columns import PERSONAL, Direction, better, describe, show
 from fedax.contract.personal import has_personal
 from fedax.engine import processes
 from fedax.engine.by_client import Models
@@ -87,6 +87,7 @@ class Baselines:
         label: of the run.
         names: [N] of the clients.
         figure: by which clients are compared: ``"loss"``, or a metric that is a mean over examples.
+        better: which way of the figure is, ``"lower"`` or ``"higher"``.
         personal: whether *own* are personal models.
         rates: the learning rates that were tried.
         seeds: what was found with each seed.
@@ -103,6 +104,7 @@ class Baselines:
     label: str
     names: list[str]
     figure: str
+    better: Direction
     personal: bool
     rates: tuple[float, ...]
     seeds: tuple[OfSeed, ...]
@@ -116,7 +118,7 @@ class Baselines:
     @property
     def sign(self) -> int:
         """1 where lower is better, −1 where higher is."""
-        return -1 if better(self.column) == "higher" else 1
+        return -1 if self.better == "higher" else 1
 
     def kinds(self) -> dict[str, str]:
         """What each kind of model is called."""
@@ -146,7 +148,7 @@ class Baselines:
     def side(self, kind: str) -> np.ndarray:
         """[N] 1 of clients that are better off than with another model, −1 of those that are worse, else 0."""
         found = self.against(kind)
-        return _side(self.column, found.low, found.high)
+        return _side(self.better, found.low, found.high)
 
     def table(self) -> Any:
         """A row for each client, as a ``pandas.DataFrame``: what the file of ``fedax fine-tune`` has."""
@@ -231,14 +233,14 @@ def named(figure: str, kind: str) -> str:
     return figure if kind == OWN else f"{figure}_{kind.replace(' ', '_').replace('-', '_')}"
 
 
-def sides(about: Mapping[str, Any], table: ClientTable, kind: str) -> np.ndarray:
+def sides(about: Mapping[str, Any], table: ClientTable, kind: str, way: Direction) -> np.ndarray:
     """:meth:`Baselines.side` of a table of :func:`found_in`."""
     column = named(about["figure"], f"less {kind}")
-    return _side(f"test_{about['figure']}", *(table.values[f"{column}_{end}"] for end in ("low", "high")))
+    return _side(way, *(table.values[f"{column}_{end}"] for end in ("low", "high")))
 
 
-def _side(column: str, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    sign = 1 if better(column) == "higher" else -1
+def _side(way: Direction, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    sign = 1 if way == "higher" else -1
     return sign * ((low > 0).astype(int) - (high < 0).astype(int))
 
 
@@ -311,7 +313,13 @@ def baselines(
     found = _of_seed(task, run.params, run._origin.params, own, data, val, test, rates, most, options)
     names = [data.name(i) for i in range(data.num_clients)]
     private = run.public_columns is not None
-    return _checked(Baselines("run", names, figure, run._models is not None, rates, (found,), private))
+    known = _measures(found)
+    if figure not in known:
+        raise unknown("figure", figure, known)
+    if (way := better(f"test_{figure}", run._origin.task.metrics)) is None:
+        hint = f"neither it nor its name tells which way is better; take one of {known}"
+        raise ConfigError("figure", figure, hint)
+    return Baselines("run", names, figure, way, run._models is not None, rates, (found,), private)
 
 
 def _own(task: fedax.Task, run: Run, data: Any, val: Any, test: Any) -> Measured:
@@ -321,15 +329,6 @@ def _own(task: fedax.Task, run: Run, data: Any, val: Any, test: Any) -> Measured
     if not clients.finite_model(run.params):
         raise ConfigError("run", run.status, "its model is not finite: lower its learning rate, and run it again")
     return measure(task, run.params, None, data, train=data, val=val, test=test)
-
-
-def _checked(found: Baselines) -> Baselines:
-    known = [name.removeprefix("test_") for name in found.seeds[0].measured[OWN].rows if name.startswith("test_")]
-    if found.figure not in known:
-        raise unknown("figure", found.figure, known)
-    if better(found.column) is None:
-        raise ConfigError("figure", found.figure, f"its name does not tell which way is better; take one of {known}")
-    return found
 
 
 def _of_seed(
@@ -474,9 +473,10 @@ def fine_tune(experiment: Experiment, record: Record, label: str, rates: Sequenc
     names = list(dict.fromkeys(name for of, _ in by_names for name in of))  # a seed may leave clients out
     seeds = [_ordered(found, of, names) for (of, _), found in by_names.items()]
     judged = run.get("judge", "").removeprefix("test_").removesuffix(PERSONAL)
-    figure = judged if judged in _measures(seeds[0]) and better(f"test_{judged}") is not None else "loss"
+    way = record.better(f"test_{judged}") if judged in _measures(seeds[0]) else None
+    figure = "loss" if way is None else judged
     private = config.get("privacy") is not None
-    found = Baselines(label, names, figure, personal, tuple(rates), tuple(seeds), private)
+    found = Baselines(label, names, figure, way or "lower", personal, tuple(rates), tuple(seeds), private)
     _write(folder, found)
     return found
 

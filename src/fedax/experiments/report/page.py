@@ -516,12 +516,11 @@ def _helped(record: Record) -> str:
         column, kinds = f"test_{about['figure']}", about["kinds"]
         text += f'<h3 class="gap">Does {html.escape(about["label"])} help each client?</h3>'
         text += table_of_texts(about["heads"], about["rows"]) + _list(about["sentences"])
-        own = kinds[helped.OWN], table.values[about["figure"]]
+        own, way = (kinds[helped.OWN], table.values[about["figure"]]), record.better(column) or "lower"
         for kind in (helped.LOCAL_ONLY, helped.TUNED):
             other = kinds[kind], table.values[helped.named(about["figure"], kind)]
-            text += pictures.row(
-                [charts.before_after(column, table.names, other, own, helped.sides(about, table, kind))]
-            )
+            sides = helped.sides(about, table, kind, way)
+            text += pictures.row([charts.before_after(column, table.names, other, own, way, sides)])
     for label in record.labels:
         tables = clients.tables(record, label)
         if not tables or f"loss{PERSONAL}" not in tables[0].values:
@@ -529,7 +528,7 @@ def _helped(record: Record) -> str:
         shared, own_models = (summary.over_clients(record, label, "loss", shared=each) for each in (True, False))
         if shared is not None and own_models is not None:
             before, after = (f"{label}, shared model", shared.values), (f"{label}, own model", own_models.values)
-            text += pictures.row([charts.before_after("test_loss", shared.names, before, after)])
+            text += pictures.row([charts.before_after("test_loss", shared.names, before, after, "lower")])
     private = record.config.get("privacy") is not None
     return text + f'<p class="note">{html.escape(helped.NOT_COVERED)}</p>' * (private and bool(text) and not found)
 
