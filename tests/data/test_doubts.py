@@ -191,6 +191,18 @@ def test_in_python(model):
         model.predict(np.zeros((1, 8), np.float32), strict=True)
 
 
+def test_a_model_takes_all_tables_that_training_takes(model):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = TABLES["north"].drop(columns="ill")
+    due = model.predict_proba(table)
+    np.testing.assert_array_equal(model.predict_proba(pyarrow.Table.from_pandas(table)), due)
+    for rows, what in ((table.to_dict("records"), "list"), (data.from_frames(TABLES, label="ill"), "FederatedData")):
+        with pytest.raises(DataError, match=rf"x: a {what}; give .*DataFrame"):
+            model.predict(rows)
+    with pytest.raises(DataError, match=r"object.*the table itself"):
+        model.predict(model.transform.apply(table).astype(object))
+
+
 def test_the_command(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model.save("m.safetensors")

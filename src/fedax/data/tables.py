@@ -493,18 +493,33 @@ def _in_memory(frames: Any, client: str | None, chosen: Mapping[str, str]) -> di
         if client is None:
             hint = "say whose each row is, client=COLUMN, or give client's name -> its table"
             raise DataError(f"frames: a {type(frames).__name__}; {hint}")
-        return _divided({"table": _table_of(frames, chosen)}, client)
+        return _divided({"table": table_of(frames, chosen)}, client)
     if type(frames).__name__ == "DatasetDict":
         raise DataError(f"frames: a DatasetDict of {few(frames)}; give one of them, dataset[{next(iter(frames))!r}]")
     if not frames:
         raise DataError("frames: there is none; give client's name -> its table, for one client at least")
     return _divided(
-        {str(name): _naming_client(str(name), _table_of, each, chosen) for name, each in frames.items()}, client
+        {str(name): _naming_client(str(name), table_of, each, chosen) for name, each in frames.items()}, client
     )
 
 
-def _table_of(table: Any, chosen: Mapping[str, str]) -> Any:
-    """A table of pandas, from one of pandas, Polars or pyarrow, or from a data set of Hugging Face."""
+def is_table(x: Any) -> bool:
+    """Whether :func:`table_of` reads it."""
+    package = type(x).__module__.partition(".")[0]
+    arrow = (package == "pyarrow" and hasattr(x, "schema")) or (package == "datasets" and hasattr(x, "column_names"))
+    return arrow or (hasattr(x, "columns") and (hasattr(x, "iloc") or package == "polars"))
+
+
+def table_of(table: Any, chosen: Mapping[str, str]) -> Any:
+    """A table of pandas, from one of pandas, Polars or pyarrow, or from a data set of Hugging Face.
+
+    Args:
+        table: the rows.
+        chosen: column -> kind; a column that is to be dropped is not read.
+
+    Raises:
+        DataError: it is something else, or has cells that are no numbers, texts or dates.
+    """
     kind = type(table).__module__.partition(".")[0]
     if kind == "datasets" and hasattr(table, "with_format") and hasattr(table, "__len__"):
         table = table.with_format("arrow")[:]  # the rows that are selected, in their order

@@ -21,6 +21,7 @@ from fedax.contract.vector import tensor_name
 from fedax.data.doubts import Doubts, in_words, refuse
 from fedax.data.federated import check_is_array
 from fedax.data.formats import parse_json
+from fedax.data.tables import is_table, table_of
 from fedax.engine.checkpoint import with_head
 from fedax.engine.job import Origin
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, one_line
@@ -86,16 +87,16 @@ class Model:
         """The outputs of the model: logits [n, C], log-odds of the second of two classes [n], or predictions.
 
         Args:
-            x: [n, ...] examples; a dictionary of arrays where they have several columns; or a table (pandas), where the
-                model was trained on tables. A :class:`fedax.DoubtfulWarning` reports cells unlike any in training: see
-                :meth:`doubts`.
+            x: [n, ...] examples; a dictionary of arrays where they have several columns; or a table, where the model
+                was trained on tables: any that :func:`fedax.data.from_frames` reads. A :class:`fedax.DoubtfulWarning`
+                reports cells unlike any in training: see :meth:`doubts`.
             strict: whether such a table is refused.
 
         Raises:
             ConfigError: the task has no outputs; ``strict`` of arrays, of which no ranges are known.
             DataError: ``x`` is not what the model was trained on.
         """
-        if strict or _is_table(x):
+        if strict or is_table(x):
             doubts = self.doubts(x)
             if strict:
                 refuse(doubts)
@@ -119,7 +120,7 @@ class Model:
         those in training; categories that it did not have; and missing values in columns where it had none.
 
         Args:
-            x: a table (pandas).
+            x: a table, as of :meth:`outputs`.
 
         Raises:
             ConfigError: ``x`` is no table, or the model was not trained on tables.
@@ -134,10 +135,10 @@ class Model:
             >>> print(*model.doubts(pandas.DataFrame({"age": [50, 9999]})).lines())
             age: 1 is far outside of training, beyond -29.31 to 124.3 ('9999')
         """
-        if not _is_table(x) or self.transform is None:
+        if not is_table(x) or self.transform is None:
             hint = "only a model that was trained on tables knows the ranges of training"
             raise ConfigError("x", type(x).__name__, hint)
-        found: Doubts = self.transform.doubts(x)
+        found: Doubts = self.transform.doubts(table_of(x, {}))
         return found
 
     def predict(self, x: Unknown, strict: bool = False) -> np.ndarray:
@@ -190,10 +191,12 @@ class Model:
         if self.task.outputs is None:
             hint = "this task does not say what its model answers; give Task(…, outputs=fn(params, batch))"
             raise ConfigError("outputs", None, hint)
-        if _is_table(x):
+        if is_table(x):
             if self.transform is None:
                 raise DataError("x: a table, but the model was trained on arrays; give an array")
-            x = self.transform.apply(x)  # labels, if there are any, are not used
+            x = self.transform.apply(table_of(x, {}))  # labels, if there are any, are not used
+        elif not hasattr(x, "shape") and not isinstance(x, Mapping) and np.asarray(x).dtype.kind == "O":
+            raise DataError(f"x: a {type(x).__name__}; give an array, or a table, as pandas.DataFrame(rows) is")
         if self.example is None:
             if not all(np.ndim(leaf) for leaf in jax.tree.leaves(x)) or not jax.tree.leaves(x):
                 raise DataError("x: give arrays [n, …], as the examples were at the training")
@@ -209,7 +212,8 @@ class Model:
                 raise DataError(f"{name}: examples of shape {array.shape[1:]}; the model takes {shape}")
             real = np.issubdtype(array.dtype, np.floating), jnp.issubdtype(np.dtype(kind), jnp.floating)
             if array.dtype.kind not in "biuf" or (real == (True, False)):
-                raise DataError(f"{name}: numbers of type {array.dtype}; the model was trained on {kind}")
+                hint = "" if self.transform is None else "; give the table itself"
+                raise DataError(f"{name}: numbers of type {array.dtype}; the model was trained on {kind}{hint}")
             cast = array.dtype.kind == "f" or real[1]
             batch[name] = narrowed(
                 array, kind if cast else jax.dtypes.canonicalize_dtype(array.dtype), f"{name}: example"
@@ -237,10 +241,6 @@ class Model:
         classes = "" if self.labels is None else f", {len(self.labels)} classes"
         number = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.params))
         return f"Model({self.task.name}, {number} parameters{classes})"
-
-
-def _is_table(x: Unknown) -> bool:
-    return hasattr(x, "columns") and (hasattr(x, "iloc") or type(x).__module__.partition(".")[0] == "polars")
 
 
 @compiled(static=["task"])
