@@ -523,6 +523,22 @@ def test_what_a_method_hears_of_a_round_is_known_to_all():
     np.testing.assert_allclose(seen[0][:4], [1, 0.7, 0, 4], atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["fedavg-m", "scaffold-m-vr", "fednova"])
+def test_a_server_that_works_with_unequal_steps_is_told_the_largest_and_says_so(name):
+    given = {"tau_eff": "mean"} if name == "fednova" else {}
+    loose = {"privacy": fedax.DP(clip=1e6, noise=0.0, delta=1e-3)}
+    options = {"rounds": 3, "work": fedax.Steps([1, 2, 3, 4, 5, 6]), "batch_size": 2}
+
+    def end(server_lr, **more):
+        return moved(fedax.simulate(fedax.create(name, lr=0.1, server_lr=server_lr, **given), TASK, DATA, **more))
+
+    with pytest.warns(UserWarning, match=r"all clients take 6.*smaller server_lr"):
+        private = end(3.5 / 6, **options, **loose)  # the mean over the largest makes up for it
+    np.testing.assert_allclose(private, end(1.0, **options), LAST_BITS, 1e-7)
+    equally = options | {"work": fedax.Steps(3)}
+    np.testing.assert_allclose(end(1.0, **equally, **loose), end(1.0, **equally), LAST_BITS, 1e-7)
+
+
 # ---- the secret
 
 KEPT = {"noise_seed": None}  # as users have it: noise and cohorts of a secret

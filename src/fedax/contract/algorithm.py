@@ -118,7 +118,7 @@ class Round(NamedTuple):
         key: a random key of the server's own.
         num_clients: N.
         weights: [S] ω_i, such that the aggregate is Σ ω_i v_i (0 on padding).
-        steps: [S] τ_i.
+        steps: [S] τ_i. Of private uploads the largest that a client may take, for all.
         present: [S] whether the place holds a client.
         data_weights: [S] p_i (0 on padding, and for a client that a guard leaves out).
         total: Σ ω_i (1 where all ω are 0); divide by it where a convex combination is needed (models, second

@@ -24,6 +24,7 @@ from fedax.engine.places.device import first_state, one_round, prepare
 from fedax.engine.plan import ExchangeForm, RunPlan
 from fedax.errors import CodeError, call, of_a_library, place_of
 from fedax.metrics import Metric
+from fedax.wire.privacy import Private
 
 _USUAL_BATCH = 32
 
@@ -34,11 +35,18 @@ class DryRun:
     Args:
         forms: the forms of the exchanges of the warm-up, and of those of a round.
         idle: the names of the parameters that the task's loss does not depend on: their gradient is always 0.
+        uses_steps: whether what a private server does depends on the number of local steps that it is told.
         programs: the traced programs of the start and of a round. They are kept until their digest is computed.
     """
 
-    def __init__(self, forms: tuple[list[ExchangeForm], list[ExchangeForm]], idle: list[str], *programs: Unknown):
-        self.forms, self.idle = forms, idle
+    def __init__(
+        self,
+        forms: tuple[list[ExchangeForm], list[ExchangeForm]],
+        idle: list[str],
+        uses_steps: bool,
+        *programs: Unknown,
+    ):
+        self.forms, self.idle, self.uses_steps = forms, idle, uses_steps
         self._programs = programs
 
     @functools.cached_property
@@ -104,7 +112,11 @@ def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: RunPlan, types:
             "server() and client() have to return the form that init() and init_client() return",
             place_of(kind if kind.server is Algorithm.server else kind.server),
         )
-    return DryRun((warmup, forms), idle, start, program)
+    uses_steps = isinstance(hyper.method, Private) and any(
+        any(_reached(traced, [leaf is hyper.method.steps for leaf in jax.tree.leaves(inputs)]))
+        for traced, inputs in ((start, (*given[:3], x)), (program, given))
+    )
+    return DryRun((warmup, forms), idle, uses_steps, start, program)
 
 
 def _leaves(tree: Tree) -> list[tuple[Tree, Tree]]:

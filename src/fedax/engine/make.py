@@ -322,6 +322,10 @@ def trace(checked: CheckedInput, planned: PlannedRun) -> Traced:
         private.known, census=census, participation=participation, plan=plan, rounds=rounds
     )
     layers = layered(hyper.method, alone, up, wire, traced, with_numbers)
+    if layers.made.uses_steps and plan.steps is None:
+        text = f"privacy: the server works with local steps, and is told that all clients take {plan.max_steps}, which "
+        text += "is the most: it steps further than without privacy. Give all equally many, or a smaller server_lr"
+        warnings.warn(text, UserWarning, stacklevel=caller_level())
     noise = ""
     if isinstance(layers.method, Private) and layers.method.privacy.bands > 1:
         noise = f" {layers.method.coefficients.tolist()}"  # another mechanism where it is meant for other rounds
