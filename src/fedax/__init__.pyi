@@ -100,11 +100,13 @@ from .experiments.helped import Baselines as Baselines
 from .experiments.helped import baselines as baselines
 from .experiments.tables import read as read
 from .federation.clock import Clock as Clock
+from .federation.clock import Distribution as Distribution
 from .federation.clock import Exponential as Exponential
 from .federation.clock import HalfNormal as HalfNormal
 from .federation.clock import Lognormal as Lognormal
 from .federation.clock import UniformBetween as UniformBetween
 from .federation.pace import Async as Async
+from .federation.participation import Cohort as Cohort
 from .federation.participation import Cyclic as Cyclic
 from .federation.participation import Dropout as Dropout
 from .federation.participation import Full as Full

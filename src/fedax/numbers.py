@@ -4,6 +4,7 @@ import math
 import numbers
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.schedule import Schedule, Stepwise
-from fedax.errors import ConfigError, DataError
+from fedax.errors import ConfigError, DataError, call
 
 MOST = (
     10**9 - 1
@@ -101,6 +102,28 @@ def has_truth_values(given: Any) -> bool:
     if isinstance(given, list | tuple):
         return any(map(has_truth_values, given))
     return isinstance(given, bool | np.bool_) or getattr(given, "dtype", None) == np.dtype(bool)
+
+
+def check_answers(field: str, value: Any, function: Callable[[np.ndarray], Any], given: np.ndarray) -> None:
+    """Raise unless a function of ``value``, which the user may have written, answers each of ``given`` by a number ≥ 0.
+
+    Raises:
+        ConfigError: it answers something else.
+        CodeError: it raises an error.
+
+    Example:
+        >>> check_answers("clock.step", "mine", np.log, np.array([0.5, 2.0]))
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: clock.step = 'mine': log(0.5) is -0.693147; it has to be a finite number of at least 0
+    """
+    name = function.__name__
+    answers = np.asarray(call(field, f"{name}(array)", function, given))
+    if answers.shape != given.shape or answers.dtype.kind not in "iuf":
+        what = f"an array {list(answers.shape)} of {answers.dtype}"
+        raise ConfigError(field, value, f"{name}(array of {len(given)}) is {what}; give one number for each")
+    if len(bad := np.flatnonzero(~(np.isfinite(answers) & (answers >= 0)))):
+        what = f"{name}({given[bad[0]]:g}) is {answers[bad[0]]:g}"
+        raise ConfigError(field, value, f"{what}; it has to be a finite number of at least 0")
 
 
 def misfit(array: np.ndarray, kind: Any) -> tuple[int, ...] | None:

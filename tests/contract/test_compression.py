@@ -12,6 +12,7 @@ import fedax
 from fedax.contract.compression import ArrayForm
 from fedax.contract.compressors import COMPRESSORS, compressor
 from fedax.contract.compressors.sparse import _count
+from fedax.errors import CodeError, ConfigError
 
 from .. import mostly_long
 
@@ -310,3 +311,18 @@ def test_by_name():
     table = {"name": "error-feedback", "of": {"name": "rotated", "of": {"name": "qsgd", "levels": 4}}}
     assert repr(compressor(table)) == "ErrorFeedback(of=Rotated(of=QSGD(levels=4)))"
     assert {type(how) for how in ALL} == {COMPRESSORS.get(name).make for name in COMPRESSORS.available()}
+
+
+class Mine(fedax.Compressor):
+    def compress(self, key, x):
+        return jnp.concatenate([jnp.zeros(1), x])
+
+    def bits(self, form):
+        return 32 * form.size
+
+
+def test_a_compressor_of_ones_own_has_to_restore_all_numbers_and_for_feedback_to_say_how_good_it_is():
+    with pytest.raises(CodeError, match=r"Mine\.restore gives float32\[4\] for a vector \[3\]"):
+        Mine().encode(None, jnp.ones(3))[0].decode()
+    with pytest.raises(ConfigError, match=r"of = Mine\(\): .*omega.*alpha"):
+        fedax.ErrorFeedback(Mine())

@@ -201,6 +201,13 @@ def test_the_line_is_the_innermost_of_the_users():
         (lambda: fedax.Task(TASK.init, 3), r"loss = 3: .*loss\(params, batch, key\)"),
         (lambda: fedax.Task(TASK.init, TASK.loss, [TASK.loss]), "metrics = .*: give a dictionary: name -> "),
         (lambda: fedax.Task(TASK.init, TASK.loss, {"m": 1}), r"metrics\['m'\] = 1: give a function"),
+        *(
+            (
+                lambda name=name: fedax.Task(TASK.init, TASK.loss, {name: TASK.metrics["error"]}),
+                f"metrics = .*{name}.*name",
+            )
+            for name in ("loss", "error_personal", "error_per_client", 3)
+        ),
         (
             lambda: with_init(lambda key: {"w": jnp.zeros(3, int), "b": 0.0}),
             r"task.init\['w'\] = .*int.*floating-point",
@@ -382,6 +389,94 @@ def test_a_method_without_its_functions():
     for missing, functions in {"init": {"client": Mine.client}, "client": {"init": Mine.init}}.items():
         with pytest.raises(CodeError, match=rf"Half has no {missing}\(\); define"):
             run(algorithm=type("Half", (fedax.Algorithm,), functions | {"__module__": __name__})())
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("fast", r"rate = 'fast': .*rate: Any = equinox.field\(static=True\)"), (jnp.cos, "rate = .*FromFunction")],
+)
+def test_a_field_that_is_no_number_has_to_be_static(value, message):
+    class Fast(Mine):
+        rate: Any = 0.5
+
+    with pytest.raises(ConfigError, match=message):
+        run(algorithm=Fast(rate=value))
+
+
+def test_words_of_traits_are_known():
+    class Whole(Mine):
+        def traits(self):
+            return fedax.Traits("Whole", cohorts="full")
+
+    with pytest.raises(ConfigError, match=r"traits\.cohorts = 'full'.*all, any"):
+        run(algorithm=Whole())
+
+
+class Drawn(fedax.Participation):
+    cohort: Any = eqx.field(static=True)
+
+    def draw(self, key, weights, index):
+        return self.cohort(index)
+
+    def places(self, num_clients):
+        return 3
+
+
+class Taken(fedax.Work):
+    steps: Any
+
+    def draw(self, key, ids, sizes, batch_size):
+        return jnp.broadcast_to(self.steps, ids.shape)
+
+    def largest(self, sizes, batch_size):
+        return 3
+
+    def usual(self, sizes, batch_size):
+        return np.full(len(sizes), 2)
+
+
+def cohort(ids, weights=(0.2, 0.3, 0.5)):
+    return lambda index: (jnp.array(ids), jnp.array(weights))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"participation": Drawn(cohort([2, 0, 2]))}, "participation = Drawn.*round 0.*twice"),
+        ({"participation": Drawn(lambda r: cohort([0, 1, jnp.where(r < 4, 2, 7)])(r))}, "round 4.*client 7 of 5"),
+        ({"participation": Drawn(cohort([0, 1, -1]))}, "client -1 of 5"),
+        ({"participation": Drawn(cohort([True, False, True]))}, "ids are of bool"),
+        ({"participation": Drawn(cohort([0, 1, 2], (0.5, -0.5, 1.0)))}, "weights are .*-0.5"),
+        ({"participation": Drawn(cohort([0, 1, 2], (0.5, np.nan, 1.0)))}, "weights are .*nan"),
+        ({"participation": Drawn(cohort([0, 1]))}, r"two arrays \[3\]"),
+        ({"participation": Drawn(lambda index: ([0, 1, 2], [0.2, 0.3, 0.5]))}, r"two arrays \[3\]"),
+        ({"participation": Drawn(lambda index: index["r"])}, r"participation raised .*input.py:"),
+        ({"participation": fedax.Dropout(Drawn(lambda r: fedax.Cohort(*cohort([0, 1, 7])(r))), 0.5)}, "client 7 of 5"),
+        ({"work": Taken(0)}, "work = Taken.*round 0.*takes 0 local steps.* 1 to .* 3"),
+        ({"work": Taken(4)}, "takes 4 local steps"),
+        ({"work": Taken(1.5)}, r"whole numbers \[5\]"),
+    ],
+)
+def test_cohorts_and_steps_of_ones_own(options, message):
+    with pytest.raises(ConfigError, match=message):
+        run(**options, rounds=6)
+
+
+def test_parts_of_ones_own_that_the_host_calls():
+    class Wrong(fedax.Staleness):
+        def weight(self, staleness):
+            return 1.0 - staleness
+
+    class Constant(fedax.Distribution):
+        def quantile(self, u):
+            return 1.0
+
+    with pytest.raises(ConfigError, match=r"pace\.staleness = Wrong.*weight\(2\) is -1"):
+        fedax.Async(4, 2, staleness=Wrong())
+    with pytest.raises(ConfigError, match=r"step = Constant.*one number for each"):
+        fedax.Clock(step=Constant())
+    with pytest.raises(TypeError, match="abstract method weight"):
+        type("Half", (fedax.Staleness,), {"__module__": __name__})()
 
 
 def test_a_method_of_ones_own_that_is_right_gets_as_far_as_the_run():

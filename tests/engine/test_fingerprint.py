@@ -108,6 +108,46 @@ def test_a_part_of_ones_own_of_which_the_body_changes():
     assert result.startswith("program of a round was")
 
 
+def part(base, name, answer):
+    return type("Mine", (base,), {name: staticmethod(answer), "__module__": __name__})()
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        (
+            "pace.staleness",
+            lambda b: {"pace": fedax.Async(2, 2, staleness=part(fedax.Staleness, "weight", lambda s: b**s))},
+        ),
+        (
+            "clock.step",
+            lambda b: {"clock": fedax.Clock(step=part(fedax.Distribution, "quantile", lambda u: 1 + b * u))},
+        ),
+        ("compress.up", lambda b: {"compress": of_bits(b)}),
+    ],
+)
+def test_parts_of_ones_own_that_the_host_calls_are_told_by_what_they_answer(field, make):
+    clock = {"clock": fedax.Clock(step=1.0)} if "pace" in field else {}
+    was = made(**clock | make(0.5))
+    assert fingerprint.differences(was, made(**clock | make(0.5)), True) == []
+    (result,) = fingerprint.differences(was, made(**clock | make(0.25)), True)
+    assert result.startswith(f"program of {field} was")
+
+
+def of_bits(share):
+    class Mine(fedax.Compressor):
+        def compress(self, key, x):
+            return x
+
+        def bits(self, form):
+            return int(32 * share * form.size)
+
+        def alpha(self, d):
+            return 1.0
+
+    return Mine()
+
+
 def test_another_problem_is_refused_before_anything_is_compiled(tmp_path, monkeypatch):
     """Of each kind one; the others are compared alike."""
 

@@ -171,8 +171,8 @@ class FedAvg(Algorithm):
             return Traits("FedNova", "Wang et al. 2020, eq. 12", limit="F")
         proximal = isinstance(self.solver, SGD) and self.solver.prox is not None
         clients = "Li et al. 2020, Algorithm 2" if proximal else "McMahan et al. 2017, Algorithm 1"
-        limit = "steps" if isinstance(self.averaging, Weighted) else ""
-        return Traits("FedProx" if proximal else "FedAvg", self.optimizer.source or clients, limit=limit)
+        name, weighted = "FedProx" if proximal else "FedAvg", isinstance(self.averaging, Weighted)
+        return Traits(name, self.optimizer.source or clients, limit="steps" if weighted else "")
 
     def init(self, x: Vector) -> FedAvgState:
         return FedAvgState(x, self.optimizer.init(x))

@@ -60,8 +60,8 @@ class STEM(LocalMethod):
 
     def traits(self) -> Traits:
         local = self.prev == "local"
-        name, cohorts = ("STEM with prev='local'", "all") if local else ("STEM", "any")
-        return Traits(name, "Khanduri et al. 2021, Algorithm 1", cohorts, "equal", limit="F")
+        name, source = "STEM with prev='local'" if local else "STEM", "Khanduri et al. 2021, Algorithm 1"
+        return Traits(name, source, "all" if local else "any", "equal", limit="F")
 
     def init(self, x: Vector) -> STEMState:
         return STEMState(x, zeros_like(x))

@@ -1,7 +1,7 @@
 """The contract of a method: what the server keeps, what a client does, and what goes on the wire."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from fedax.contract.settings import Settings
 from fedax.contract.staleness import Staleness
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
-from fedax.errors import ConfigError
+from fedax.errors import ConfigError, unknown
 
 
 class Change(eqx.Module):
@@ -60,16 +60,16 @@ class Traits(NamedTuple):
 
     name: str = ""
     source: str = ""
-    cohorts: str = "any"
-    steps: str = "any"
-    limit: str = ""
-    exact: str = "never"
+    cohorts: Literal["any", "all"] = "any"
+    steps: Literal["any", "equal"] = "any"
+    limit: Literal["F", "steps", ""] = ""
+    exact: Literal["always", "all clients", "equal steps", "never"] = "never"
     corrects: str = ""
     own: Number = 1.0
     fair: bool = False
 
     def refuse(self, *, missing: str | None = None, unequal: bool = False) -> None:
-        """Raise a ConfigError for rounds for which the method is not defined.
+        """Raise a ConfigError for rounds for which the method is not defined, and for a word that means nothing here.
 
         Args:
             missing: why a round may lack some of the N clients; ``None``: it never does.
@@ -80,6 +80,9 @@ class Traits(NamedTuple):
             Traceback (most recent call last):
             fedax.errors.ConfigError: participation = '3 of 7 clients': LED is defined for full participation only; ...
         """
+        for field, words in get_type_hints(Traits).items():
+            if get_origin(words) is Literal and getattr(self, field) not in get_args(words):
+                raise unknown(f"traits.{field}", getattr(self, field), get_args(words))
         if self.cohorts == "all" and missing is not None:
             hint = "is defined for full participation only; use Full(), and no guard that leaves clients out"
             raise ConfigError("participation", missing, f"{self.name} {hint}")

@@ -3,6 +3,7 @@
 The compressors are in :mod:`fedax.contract.compressors`, one family a file.
 """
 
+import abc
 import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -15,7 +16,8 @@ import numpy as np
 from fedax.contract.packing import packed, unpacked
 from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Number, Tree, Unknown
-from fedax.errors import ConfigError
+from fedax.contract.vector import spelled
+from fedax.errors import CodeError, ConfigError, place_of
 from fedax.registry import Registry
 
 COMPRESSORS = Registry("compress")  # by name; fedax.contract.compressors fills it
@@ -146,6 +148,9 @@ class Compressor(Settings):
         ...
         ...     def bits(self, form):
         ...         return form.size + 32
+        ...
+        ...     def alpha(self, d):
+        ...         return 1 / d
         >>> Signs().encode(None, jnp.array([1.0, -3.0]))[0].decode().tolist()
         [2.0, -2.0]
     """
@@ -168,8 +173,17 @@ class Compressor(Settings):
         return Message(self.compress(key, form.vector(upload)), self, form), memory
 
     def decode(self, message: Message) -> Tree:
-        """The arrays that a message stands for, as the server receives them."""
-        return message.form.tree(self.restore(message.parts, message.form))
+        """The arrays that a message stands for, as the server receives them.
+
+        Raises:
+            CodeError: :meth:`restore` gives no vector of as many numbers.
+        """
+        x = self.restore(message.parts, message.form)
+        if getattr(x, "shape", None) != (d := (message.form.size,)):
+            what = f"gives {spelled(x)} for a vector {list(d)}"
+            hint = "restore(parts, form) has to give form.size numbers; without it, compress(key, x) as many as x has"
+            raise CodeError(f"{type(self).__name__}.restore", what, hint, place_of(type(self)))
+        return message.form.tree(x)
 
     def compress(self, key: Array, x: Array) -> Tree:
         """The parts of the message of a vector [d]."""
@@ -180,9 +194,9 @@ class Compressor(Settings):
         numbers: Array = parts
         return numbers
 
+    @abc.abstractmethod
     def bits(self, form: ArrayForm) -> int:
         """Bits that a message takes on a real wire."""
-        raise NotImplementedError
 
     def length(self, form: ArrayForm) -> int:
         """Bytes of a packed message; default: as many as its bits take."""

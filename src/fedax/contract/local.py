@@ -5,6 +5,7 @@ solver and on τ_i alone (Wang et al. 2020, section 4.1). Its length ‖a_i‖�
 on the gradient 1, so that it is right for every combination of options.
 """
 
+import abc
 import inspect
 from collections.abc import Callable
 
@@ -91,13 +92,13 @@ class Solver(Settings):
     def __check_init__(self) -> None:
         self.validate()
 
+    @abc.abstractmethod
     def init(self, x: Vector) -> Tree:
         """The solver's buffers before step 0."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def step(self, y: Vector, buffer: Tree, g: Vector, k: Number, x: Vector) -> tuple[Vector, Tree]:
         """Local step k from ``y`` with gradient ``g``; ``x`` is where the round began. ``-> (y, buffer)``."""
-        raise NotImplementedError
 
     def rate(self) -> Number:
         """η, the local learning rate."""

@@ -1,5 +1,6 @@
 """How much an answer counts that comes late: weights of staleness."""
 
+import abc
 from collections.abc import Mapping
 
 import numpy as np
@@ -22,9 +23,9 @@ class Staleness(Settings):
         [1.0, 0.5, 0.25]
     """
 
+    @abc.abstractmethod
     def weight(self, staleness: np.ndarray) -> np.ndarray:
         """w of each staleness, ≥ 0, same shape; ``staleness``: whole numbers ≥ 0."""
-        raise NotImplementedError
 
 
 class PolynomialStaleness(Staleness):

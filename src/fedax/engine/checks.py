@@ -3,24 +3,28 @@
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedax.columns import TRAIN
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Compressor, decoded
 from fedax.contract.schedule import resolve
-from fedax.contract.types import Tree, Unknown
+from fedax.contract.settings import Settings
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.declared import check_kinds
 from fedax.engine.dry_run import same_structure
 from fedax.engine.layers import Forms
+from fedax.engine.loop import Hyper
 from fedax.engine.options import TRAIN_LOSS, Options
-from fedax.errors import ConfigError, DataError, ExampleError
+from fedax.engine.plan import RunPlan
+from fedax.errors import ConfigError, DataError, ExampleError, call, of_a_library
 from fedax.federation.census import Census
 from fedax.metrics.base import HostMetric, RunMetric
 from fedax.numbers import MOST, check_count, check_room
@@ -28,6 +32,7 @@ from fedax.tasks.task import Task
 from fedax.wire.averages import Aggregator
 from fedax.wire.sums import is_change
 
+_DRAWN = 50  # rounds whose draws by the user's own code are looked at
 _MOST_LISTED = 10_000  # clients of which each row of a history has a figure
 
 
@@ -262,3 +267,60 @@ def check_feedback(aggregate: Aggregator | None, up: Compressor) -> None:
     if up.keeps and aggregate is not None:
         why = f"{type(up).__name__} keeps what a client's messages lacked, which assumes that they entered a mean"
         raise ConfigError("aggregate", type(aggregate).__name__, f"{why}; leave one of both out")
+
+
+def check_draws(hyper: Hyper, census: Census, plan: RunPlan, key: Array, rounds: int) -> None:
+    """Raise unless a participation and a work of the user's own draw what they should in the first rounds.
+
+    Raises:
+        ConfigError: numbers that are no clients, or no weights, or no local steps; a client twice in a round.
+        CodeError: they raise an error.
+    """
+    n, weights = census.num_clients, jnp.asarray(census.weights, float)
+    sizes, batch = jnp.asarray(census.sizes), plan.batch_size
+    for r in range(min(rounds, _DRAWN)):
+        key_, index = jax.random.fold_in(key, r), jnp.int32(r)
+        for part in _own(hyper.participation):
+            drawn = call("participation", "draw(key, weights, index)", part.draw, key_, weights, index)
+            if problem := _cohort_problem(drawn, n, part.places(n)):
+                raise ConfigError("participation", part, f"in round {r} {problem}")
+        for part in _own(hyper.work):
+            draw = part.at(index).draw
+            steps = call("work", "draw(key, ids, sizes, batch_size)", draw, key_, jnp.arange(n), sizes, batch)
+            if problem := _steps_problem(steps, n, part.largest(census.sizes, batch)):
+                raise ConfigError("work", part, f"in round {r} {problem}")
+
+
+def _own(part: Unknown) -> Iterator[Unknown]:
+    """Of a part of a run and those that it is made of, those of a class of the user's."""
+    if not of_a_library(type(part).__module__):
+        yield part
+    for each in vars(part).values():
+        if isinstance(each, Settings):
+            yield from _own(each)
+
+
+def _cohort_problem(drawn: Unknown, n: int, places: int) -> str:
+    """What is wrong with a cohort of ``n`` clients; empty if nothing is."""
+    if len(drawn) != 2 or any(getattr(each, "shape", None) != (places,) for each in drawn):
+        return f"draw gives no two arrays [{places}]: ids, and weights of clients"
+    ids, weights = map(np.asarray, drawn)
+    there = ids[ids < n]
+    if ids.dtype.kind not in "iu":
+        return f"ids are of {ids.dtype}: give whole numbers, and N for an empty place"
+    if len(strange := ids[(ids < 0) | (ids > n)]):
+        return f"client {strange[0]} of {n} is drawn: ids are 0 to {n - 1}, and {n} is an empty place"
+    if len({*there.tolist()}) < len(there):
+        return "a client is drawn twice: give it one place, with the sum of the weights"
+    if not (np.isfinite(weights[ids < n]) & (weights[ids < n] >= 0)).all():
+        return f"weights are {weights.tolist()}: they have to be finite, and at least 0"
+    return ""
+
+
+def _steps_problem(steps: Unknown, n: int, largest: int) -> str:
+    if getattr(steps, "shape", None) != (n,) or steps.dtype.kind not in "iu":
+        return f"draw gives no array of whole numbers [{n}], one for each of these ids"
+    taken = np.asarray(steps)
+    if not (bad := taken[(taken < 1) | (taken > largest)]).size:
+        return ""
+    return f"a client takes {bad[0]} local steps: there have to be 1 to largest(sizes, batch_size), {largest}"

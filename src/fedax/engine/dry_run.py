@@ -22,7 +22,7 @@ from fedax.engine.fingerprint import digest
 from fedax.engine.loop import Federation, Hyper
 from fedax.engine.places.device import first_state, one_round, prepare
 from fedax.engine.plan import ExchangeForm, RunPlan
-from fedax.errors import CodeError, call, of_a_library, place_of
+from fedax.errors import CodeError, ConfigError, call, of_a_library, place_of
 from fedax.metrics import Metric
 from fedax.wire.privacy import Private
 
@@ -66,8 +66,15 @@ def dry_run(hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: RunPlan)
         key, x, plan: as of the run.
 
     Raises:
-        CodeError, ConfigError: a function of the task or of the method does not return what it should.
+        CodeError, ConfigError: a function of the task or of the method does not return what it should; a field that is
+            no number is not declared static.
     """
+    for path, leaf in _leaves(hyper):
+        if isinstance(leaf, str) or callable(leaf):
+            field = path[-1].name if hasattr(path[-1], "name") else jax.tree_util.keystr(path)
+            hint = "give a number or an array" + ", or a schedule, as fedax.FromFunction(f) is" * callable(leaf)
+            hint += f"; what is none is declared {field}: Any = equinox.field(static=True)"
+            raise ConfigError(field, leaf, hint)
     with in_precision(plan.precision):
         types = jax.config.read("jax_enable_x64"), jax.default_matmul_precision.value
         return _dry_run(*_signature((hyper, fed, key, x)), plan, types)

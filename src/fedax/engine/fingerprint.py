@@ -22,14 +22,18 @@ from jax.extend.core import Literal
 
 import fedax
 from fedax.contract.algorithm import layers_of, without_layers
+from fedax.contract.compression import ArrayForm, Compressor
 from fedax.contract.schedule import SCHEDULES, Schedule
 from fedax.contract.settings import Settings, plain
+from fedax.contract.staleness import Staleness
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine.declared import value_of
 from fedax.engine.devices import in_precision
 from fedax.engine.options import OF_WIRE, OPTIONS, Options
+from fedax.errors import of_a_library
 from fedax.federation.census import Census
+from fedax.federation.clock import Distribution
 from fedax.metrics import Metric
 from fedax.tasks.factory import made_with
 from fedax.tasks.task import Task
@@ -212,6 +216,8 @@ def _texts(name: str, value: Unknown) -> dict[str, str]:
         texts = {name: type(value).__name__} | {key: text for each in inner for key, text in each.items()}
         if isinstance(value, Schedule) and SCHEDULES.name_of(value) is None:  # those of fedax are their numbers
             texts[f"{_PROGRAM}{name}"] = digest(jax.make_jaxpr(value)(jax.ShapeDtypeStruct((), jnp.int32)))
+        if not of_a_library(type(value).__module__) and (seen := _of_host(value)) is not None:
+            texts[f"{_PROGRAM}{name}"] = " ".join(f"{number:.6g}" for number in np.ravel(seen))
         return texts
     if isinstance(value, np.ndarray | jax.Array):
         array = np.asarray(value)
@@ -220,6 +226,17 @@ def _texts(name: str, value: Unknown) -> dict[str, str]:
     if isinstance(value, list) and len(text) > 200:
         text = f"{hashlib.sha256(text.encode()).hexdigest()[:16]} ({len(value)} entries)"
     return {name: text}
+
+
+def _of_host(part: Unknown) -> Unknown:
+    """What a part of the user's own answers to a few questions, of one that Python calls and JAX does not trace."""
+    if isinstance(part, Staleness):
+        return part.weight(np.arange(20))
+    if isinstance(part, Distribution):
+        return part.quantile(np.linspace(0.05, 0.95, 19))
+    if isinstance(part, Compressor):
+        return [part.bits(ArrayForm.of(jax.ShapeDtypeStruct((d,), jnp.float32))) for d in (10, 1000)]
+    return None
 
 
 def _without_addresses(text: str) -> str:

@@ -21,6 +21,7 @@ from fedax.engine.checks import (
     by_client_of,
     check_aggregator,
     check_batch_size,
+    check_draws,
     check_examples,
     check_feedback,
     check_host_metrics,
@@ -290,6 +291,7 @@ def plan(checked: CheckedInput) -> PlannedRun:
     checked.algorithm.traits().refuse(missing=made.missing, unequal=made.steps is None)
     check_aggregator(asked.aggregate, checked.algorithm, x)
     hyper = Hyper(checked.algorithm, work, participation.bind(census.weights), checked.wire)
+    check_draws(hyper, census, made, key, int(asked.rounds))
     stream = here is not None and streamed(place.stream, here, checked.own, made.devices)
     return PlannedRun(made, hyper, key, x, stops, lossy, stream)
 

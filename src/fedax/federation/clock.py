@@ -1,5 +1,6 @@
 """Clock: how long clients take, in simulated seconds; it is read on the host, before or after the work itself."""
 
+import abc
 import csv
 import json
 import math
@@ -15,7 +16,7 @@ from fedax.errors import ConfigError, DataError
 from fedax.federation.census import Census
 from fedax.federation.recorded import COLUMNS, Recorded
 from fedax.files import regular
-from fedax.numbers import check_number, has_truth_values
+from fedax.numbers import check_answers, check_number, has_truth_values
 from fedax.registry import Component, Registry, within
 
 _QUANTITIES = ("step", "up", "down", "latency")  # the place of each is part of its random numbers
@@ -42,9 +43,9 @@ class Distribution(Settings):
 
     anew = False
 
+    @abc.abstractmethod
     def quantile(self, u: np.ndarray) -> np.ndarray:
         """The values below which the shares ``u`` of all draws are, 0 < u < 1; numbers ≥ 0 of the shape of ``u``."""
-        raise NotImplementedError
 
 
 class HalfNormal(Distribution):
@@ -504,6 +505,8 @@ def _flag(value: Any) -> bool:
 
 def _quantity(field: str, value: Any, open_low: bool = False) -> Any:
     """A number, an array [N], a dictionary of numbers by name, a distribution, or what was recorded."""
+    if isinstance(value, Distribution):
+        check_answers(field, value, value.quantile, np.linspace(0.001, 0.999, 999))
     if isinstance(value, Distribution | Recorded):
         return value
     if isinstance(value, Mapping) and value:

@@ -15,7 +15,7 @@ import numpy as np
 from fedax.contract.settings import Settings
 from fedax.contract.staleness import Staleness
 from fedax.errors import ConfigError
-from fedax.numbers import MOST, check_count, check_number
+from fedax.numbers import MOST, check_answers, check_count, check_number
 
 _STARTS = ("uniform", "idle")
 _WEIGHTS = ("given", "corrected")
@@ -70,6 +70,8 @@ class Async(Settings):
         if self.staleness is not None and not isinstance(self.staleness, Staleness):
             hint = "give fedax.PolynomialStaleness(0.5), fedax.HingeStaleness(…) or another fedax.Staleness"
             raise ConfigError("pace.staleness", self.staleness, hint)
+        if self.staleness is not None:
+            check_answers("pace.staleness", self.staleness, self.staleness.weight, np.arange(100))
         check_number("pace.grace", self.grace, 0, fixed=True)
         for field, value, known in (("start", self.start, _STARTS), ("weights", self.weights, _WEIGHTS)):
             if value not in known:

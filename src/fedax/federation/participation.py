@@ -1,5 +1,6 @@
 """Participation: who takes part in a round, and with which weight."""
 
+import abc
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -70,9 +71,9 @@ class Participation(Settings):
     counts: ClassVar[bool] = False
     may_fail: ClassVar[bool] = False
 
+    @abc.abstractmethod
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         """The cohort of round ``index``; ``weights`` are p [N]."""
-        raise NotImplementedError
 
     def bind(self, weights: np.ndarray) -> "Participation":
         """Prepare for data with weights p [N]: compute once what all rounds share."""
@@ -82,9 +83,9 @@ class Participation(Settings):
         """How clients of equal weights are drawn; ``None``: not in a way that a guarantee of privacy is known for."""
         return None
 
+    @abc.abstractmethod
     def places(self, num_clients: int) -> int:
         """S, the most clients that a cohort holds."""
-        raise NotImplementedError
 
     def everyone(self, num_clients: int) -> bool:
         """Whether all N clients are in every cohort."""

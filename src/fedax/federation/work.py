@@ -1,5 +1,6 @@
 """Work: how many local steps τ_i each client takes in a round."""
 
+import abc
 import math
 import statistics
 from typing import Any
@@ -31,17 +32,17 @@ class Work(Settings):
         [1, 2, 1, 2]
     """
 
+    @abc.abstractmethod
     def draw(self, key: Any, ids: Any, sizes: Any, batch_size: int | None) -> jax.Array:
         """τ of clients ``ids`` [S] with ``sizes`` [S] examples; ``key`` is the round's. Integers ≥ 1."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def largest(self, sizes: np.ndarray, batch_size: int | None) -> int:
         """The most steps that any client takes in any round."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
         """[N] about how many steps each client takes, in some order: the engine chooses the size of chunks by it."""
-        raise NotImplementedError
 
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
         """τ where all clients take the same number of steps in all rounds, else ``None``."""

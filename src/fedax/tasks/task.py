@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedax.columns import PER_CLIENT, PERSONAL
 from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
 from fedax.metrics.base import HostMetric, Metric, RunMetric, check_labels, check_metrics, fitting
@@ -36,7 +37,7 @@ class Task:
             ``key`` is a JAX random key for dropout and the like; it is ``None`` in evaluation.
         metrics: name -> ``fn(params, batch) -> [b]``, one value per example; their mean over held-out data is
             reported. Or a metric of :mod:`fedax.metrics`, of the whole held-out data: of ``outputs`` and
-            ``batch["y"]``. Names are free, e.g. ``accuracy``. Those of a run alone, such as
+            ``batch["y"]``. Any name but ``loss``, e.g. ``accuracy``. Those of a run alone, such as
             :class:`fedax.metrics.GradNorm`, are then in ``run_metrics``, and have columns of their own.
         check: ``check(examples)`` raises :class:`fedax.errors.DataError` for examples that do not fit the task
             (NumPy arrays, before anything is compiled).
@@ -50,7 +51,8 @@ class Task:
             without.
 
     Raises:
-        ConfigError: one of them is no function; another kind; a metric of ``outputs`` where there are none.
+        ConfigError: one of them is no function; another kind; a metric of ``outputs`` where there are none; a metric
+            called as the loss, or as a column that the history makes of others.
 
     Example:
         >>> task = Task(init=lambda key: jnp.zeros(3), loss=lambda w, batch, key: (batch["x"] @ w - batch["y"]) ** 2)
@@ -72,6 +74,10 @@ class Task:
         if not isinstance(self.metrics, Mapping):
             raise ConfigError("metrics", self.metrics, "give a dictionary: name -> fn(params, batch) -> [b]")
         given: Mapping[str, Any] = self.metrics
+        for name in given:
+            if not isinstance(name, str) or name == "loss" or name.endswith((PERSONAL, PER_CLIENT)):
+                hint = "it would be taken for another column of the history: give another name, a text"
+                raise ConfigError("metrics", name, hint)
         of_runs = {metric.name: metric for metric in given.values() if isinstance(metric, RunMetric)}
         object.__setattr__(self, "run_metrics", of_runs)
         if of_runs:

@@ -23,11 +23,15 @@ class Aggregator(Settings):
     A robust average estimates Σ ω_i v_i / Σ ω_i, and is then multiplied by Σ ω_i. All of them are for methods whose
     clients keep nothing between rounds: what clients keep assumes that their uploads entered a mean.
 
+    A row of weight 0 is nobody's upload: of an empty place in a cohort, or of a client that is left out. It may hold
+    anything.
+
     Example:
         >>> class Maximum(Aggregator):
         ...     def average(self, uploads, weights):
-        ...         return jax.tree.map(lambda leaf: leaf.max(0), uploads)
-        >>> Maximum().average(jnp.array([1.0, 3.0, 2.0]), jnp.full(3, 1 / 3)).tolist()
+        ...         largest = lambda row, weight: jnp.where(weight > 0, row, -jnp.inf)
+        ...         return jax.tree.map(lambda leaf: jax.vmap(largest)(leaf, weights).max(0), uploads)
+        >>> Maximum().average(jnp.array([1.0, 3.0, 2.0, 9.0]), jnp.array([1 / 3, 1 / 3, 1 / 3, 0.0])).tolist()
         3.0
     """
 
@@ -38,7 +42,7 @@ class Aggregator(Settings):
         return upload
 
     def average(self, uploads: Tree, weights: Array) -> Tree:
-        """Of uploads, leaves [S, ...], with weights ω [S] ≥ 0: the robust average."""
+        """Of uploads, leaves [S, ...], with weights ω [S] ≥ 0: the robust average of those whose ω is above 0."""
         raise NotImplementedError
 
 

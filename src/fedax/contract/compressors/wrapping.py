@@ -83,7 +83,7 @@ class ErrorFeedback(Compressor):
         of: a compressor without memory, such as ``TopK(0.01)``, or a table of one.
 
     Raises:
-        ConfigError: ``of`` is no compressor, or has memory.
+        ConfigError: ``of`` is no compressor, has memory, or says neither its ω nor its α.
 
     Source: Seide et al. 2014; Stich et al. 2018, Algorithm 1.
 
@@ -102,6 +102,8 @@ class ErrorFeedback(Compressor):
 
     def __check_init__(self) -> None:
         _check_of(self, "of")
+        if self.of.alpha(1) is None and self.of.omega(1) is None:
+            raise ConfigError("of", self.of, "it has neither omega(d) nor alpha(d), one of which has to be known here")
 
     def init(self, upload: Tree) -> Tree:
         form = ArrayForm.of(upload)
