@@ -57,7 +57,7 @@ EXAMPLES = [
 NOT_SETTINGS = {
     "Aggregator", "Algorithm", "LocalMethod", "Participation", "Regularizer", "Schedule", "Solver", "Staleness", "Work",
     "FromFunction", "Optax", "OptaxServer", "Task", "FederatedData", "Vector", "Change", "Exchange",
-    "Baselines", "Comparison", "Compressor", "Message", "Model", "Oracle", "Round", "Run", "Sweep", "Traits",
+    "Baselines", "Cohort", "Comparison", "Compressor", "Distribution", "Message", "Model", "Oracle", "Round", "Run", "Sweep", "Traits",
     "Arrivals", "show_progress",
 }  # fmt: skip
 

@@ -26,6 +26,11 @@ class Cohort(NamedTuple):
     Attributes:
         ids: [S] client numbers, each at most once; N where a place is empty.
         weights: [S] ω_i of the aggregate Σ ω_i v_i; 0 where a place is empty.
+
+    Example:
+        >>> of_three = Cohort(jnp.array([2, 0, 3]), jnp.array([0.5, 0.5, 0.0]))  # the last place is empty
+        >>> [int(number) for number in of_three.ids if number < 3]
+        [2, 0]
     """
 
     ids: Any
