@@ -8,6 +8,7 @@ import fedax
 from fedax import data
 from fedax.cli import app
 from fedax.errors import ConfigError, DataError, DoubtfulWarning
+from fedax.experiments.predictions import predict_file
 
 typer_testing = pytest.importorskip("typer.testing")
 
@@ -276,3 +277,15 @@ def test_numbers_beyond_float32_are_refused(model, tmp_path, monkeypatch):
     width = len(model.transform.features)
     with pytest.raises(DataError, match=r"x: example 1 has 1e\+39, beyond float32"):
         model.predict(np.array([[0.0] * width, [1e39] * width]))
+
+
+@pytest.mark.parametrize("ending", ["csv", "xlsx", "parquet"])
+def test_columns_that_the_model_does_not_use_are_copied_as_written(model, tmp_path, ending):
+    more = {"zip": ["007", "01067"] * 30, "dose": ["1,50", "2.0"] * 30, "note": ["", "late"] * 30}
+    table = TABLES["north"].assign(**more)
+    write = {"csv": table.to_csv, "xlsx": table.to_excel, "parquet": table.to_parquet}[ending]
+    write(tmp_path / f"new.{ending}", index=False)
+    predict_file(model, tmp_path / f"new.{ending}", tmp_path / "p.csv")
+    predicted = pandas.read_csv(tmp_path / "p.csv", dtype=str, keep_default_na=False)
+    assert [*predicted.columns] == ["id", *more, "prediction", "p no", "p yes", "doubts"]
+    assert {name: predicted[name].tolist() for name in more} == more and predicted["id"][0] == "north-0"

@@ -38,11 +38,11 @@ def predict(
 ) -> None:
     """Predict for new rows with a model that was trained.
 
-    Writes a row for each row, in their order: the columns that the model leaves aside,
-    such as an id; the prediction; the probability of each class; and doubts: cells unlike
-    anything in training, because they cannot be read, lie far outside, are unknown
-    categories, or are missing where none was. They are counted on the screen, too. Where
-    the new rows have labels, the loss and the metrics are printed.
+    Writes a row for each row, in their order: all columns but features and label, such as
+    an id; the prediction; the probability of each class; and doubts: cells unlike anything
+    in training, because they cannot be read, lie far outside, are unknown categories, or
+    are missing where none was. They are counted on the screen, too. Of the rows with a
+    label the loss and the metrics are printed.
 
     With --client, MODEL is the folder of a run with personal models; or at a site that of its
     node, state in node.toml, for the models of real clients do not leave their sites.

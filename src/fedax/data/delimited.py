@@ -6,7 +6,7 @@ import gzip
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ def read_csv(
     path: Path,
     decimal: str | None = None,
     encoding: str | None = None,
-    texts: Sequence[str] = (),
+    as_written: Callable[[str], bool] = lambda name: False,
     drop: Sequence[str] = (),
 ) -> Any:
     """A CSV file as a table of pandas, with the names of its first line.
@@ -54,7 +54,7 @@ def read_csv(
     Args:
         path: the file, which gzip may have packed.
         decimal, encoding: as of :func:`fedax.data.from_csv`.
-        texts: columns whose cells stay as they are written, such as 007.
+        as_written: whether the cells of a column stay as they are written, such as 007, by its name.
         drop: columns that will be dropped, in which no number has to be understood.
 
     Returns:
@@ -82,7 +82,7 @@ def read_csv(
     del content
     if not rows.num_rows:
         raise DataError(f"{path}: it has no rows below the names of columns; leave it out")
-    exact = {*map(column_name, texts)} & {*names}
+    exact = {*filter(as_written, names)}
     rows, left_out = _named(path, rows)
     names = rows.column_names
     columns = {name: rows[name].to_pandas() if name in exact else stored(rows[name]) for name in names}

@@ -258,9 +258,10 @@ def from_csv(
     """
     written: dict[str, str] = {}
     dropped = [name for name, kind in kinds_of(columns, drop).items() if kind == "drop"]
+    whose = None if client is None else column_name(client)
 
     def read(path: Path) -> Any:
-        frame = _read_rows(path, decimal, encoding, [] if client is None else [client], dropped)
+        frame = _read_rows(path, decimal, encoding, lambda name: name == whose, dropped)
         if how := frame.attrs.pop("written"):
             written["/".join(path.parts[-2:])] = how
         return frame
@@ -277,7 +278,7 @@ def read_table(
     path: Path,
     decimal: str | None = None,
     encoding: str | None = None,
-    texts: Sequence[str] = (),
+    as_written: Callable[[str], bool] = lambda name: False,
     drop: Sequence[str] = (),
 ) -> Any:
     """A .csv, .xlsx or .parquet file as a table of pandas, without the columns ``drop``.
@@ -290,7 +291,7 @@ def read_table(
     if path.suffix.lower() == ".parquet":
         table = _arrow_to_pandas(_read_parquet(path), path, kinds_of(None, drop), None)
     else:
-        table = _read_rows(path, decimal, encoding, texts, drop)
+        table = _read_rows(path, decimal, encoding, as_written, drop)
     return table.drop(columns=[series(table, name, "drop").name for name in drop])
 
 
@@ -298,13 +299,13 @@ def _read_rows(
     path: Path,
     decimal: str | None,
     encoding: str | None,
-    texts: Sequence[str] = (),
-    drop: Sequence[str] = (),
+    as_written: Callable[[str], bool],
+    drop: Sequence[str],
 ) -> Any:
     """A CSV file or a workbook as a table of pandas."""
     if path.suffix.lower() in workbooks.ENDINGS:
-        return workbooks.read_workbook(path, decimal, texts, drop)
-    return read_csv(path, decimal, encoding, texts, drop)
+        return workbooks.read_workbook(path, decimal, as_written, drop)
+    return read_csv(path, decimal, encoding, as_written, drop)
 
 
 def from_parquet(

@@ -5,7 +5,7 @@ import itertools
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,19 @@ ENDINGS = (".xlsx", ".xlsm")
 _ZEROS = re.compile(r"0{2,}")  # a format of numbers, such as that of postal codes
 
 
-def read_workbook(path: Path, decimal: str | None = None, texts: Sequence[str] = (), drop: Sequence[str] = ()) -> Any:
+def read_workbook(
+    path: Path,
+    decimal: str | None = None,
+    as_written: Callable[[str], bool] = lambda name: False,
+    drop: Sequence[str] = (),
+) -> Any:
     """The first sheet of a workbook as a table of pandas; its first row that is not empty names the columns.
 
     Needs openpyxl: ``pip install 'fedax[excel]'``. Rows and columns without any value are left aside.
 
     Args:
         path: an .xlsx file.
-        decimal, texts, drop: as of :func:`fedax.data.delimited.read_csv`; numbers that Excel has as numbers need none.
+        decimal, as_written, drop: as of :func:`fedax.data.delimited.read_csv`; numbers of Excel need none.
 
     Returns:
         The table; its ``attrs["written"]`` says which sheet it is, if there are several.
@@ -63,7 +68,7 @@ def read_workbook(path: Path, decimal: str | None = None, texts: Sequence[str] =
             raise DataError(f"{error}; {hint}") from None
         kept.remove(column)
     names = names_of(path, [column[0][0] for column in kept])
-    exact = {*map(column_name, texts)}
+    exact = {*filter(as_written, names)}
     written = {
         name: pandas.Series([text if is_text and text else None for text, is_text in column[1:]], dtype=object)
         for name, column in zip(names, kept, strict=True)

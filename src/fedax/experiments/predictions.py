@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import numpy as np
 
 import fedax
-from fedax.data.cells import cells, shown
+from fedax.data.cells import cells, column_name, shown
 from fedax.data.doubts import Doubts, refuse
 from fedax.data.formats import BAD_HEADER, need
 from fedax.data.tables import TABLES, read_table
@@ -82,12 +82,12 @@ def predict_file(
 ) -> Predicted:
     """Predict for each row of a file, and write a table of the predictions.
 
-    The table has a row for each row of ``source``, in its order: the columns of the source that the model leaves aside,
-    such as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; where one was
+    The table has a row for each row of ``source``, in its order: all columns of the source but features and label, such
+    as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; where one was
     chosen with the model, the ``threshold`` of the last of two classes, and ``decision``, the class by it; and of a
     table ``doubts``, which cells of the row are unlike anything in training (:meth:`fedax.Model.doubts`). In names of
     columns and classes control characters are spelled out, and ``'`` is put before what a spreadsheet would take for a
-    formula. The cells that are left aside are copied as they are.
+    formula. The cells of unused columns are copied as they are.
 
     Args:
         model: from :func:`fedax.load_model`.
@@ -132,9 +132,10 @@ def predict_file(
     if source.name.lower().endswith(TABLES):
         if model.transform is None:
             raise DataError(f"{source}: the model was trained on arrays and not on a table; give an .npy file")
-        table = read_table(source, decimal, encoding, tuple(model.transform.dropped))
-        unused_columns = {name: table[name].to_numpy() for name in table.columns if name in model.transform.dropped}
         label = model.transform.label
+        used = {column.name for column in model.transform.columns} | ({label.name} if label is not None else set())
+        table = read_table(source, decimal, encoding, lambda name: name not in used)
+        unused_columns = {name: table[name].to_numpy() for name in table.columns if column_name(name) not in used}
         labelled = (
             label is not None and label.name in table.columns and not cells(table[label.name], label.name).missing.any()
         )
