@@ -289,3 +289,40 @@ def test_columns_that_the_model_does_not_use_are_copied_as_written(model, tmp_pa
     predicted = pandas.read_csv(tmp_path / "p.csv", dtype=str, keep_default_na=False)
     assert [*predicted.columns] == ["id", *more, "prediction", "p no", "p yes", "doubts"]
     assert {name: predicted[name].tolist() for name in more} == more and predicted["id"][0] == "north-0"
+
+
+def test_predicting_needs_no_label(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model.save("m.safetensors")
+    table = TABLES["north"]
+    classes = model.predict(table)
+    cases = {
+        "all": (table["ill"].tolist(), "The rows have labels: ", 60),
+        "some": (["yes"] * 6 + [""] * 54, "Of the 6 rows with labels: ", 6),
+        "none": ([""] * 60, None, 0),
+        "other": (["yes", "NA"] * 30, "no figures: label 'ill', row 1 is 'NA'; the classes are 'no', 'yes'", 0),
+    }
+    for name, (labels, line, labelled) in cases.items():
+        table.assign(ill=labels).to_csv(f"{name}.csv", index=False)
+        found = predict_file(model, tmp_path / f"{name}.csv", tmp_path / f"{name}-p.csv")
+        assert found.labelled == labelled and bool(found.unmeasured) == (name == "other")
+        if labelled:
+            right = [given == answer for given, answer in zip(labels, classes, strict=True) if given]
+            assert found.measured["accuracy"] == pytest.approx(np.mean(right))
+        assert pandas.read_csv(f"{name}-p.csv")["prediction"].tolist() == classes.tolist()
+        words = ["predict", "m.safetensors", f"{name}.csv", "--out", f"{name}-q.csv"]
+        output = " ".join(typer_testing.CliRunner().invoke(app, words).output.split())
+        assert line in output if line else "labels" not in output and "figures" not in output
+
+
+def test_predicting_needs_no_number_as_label(tmp_path):
+    tables = {name: table.assign(cost=table["age"] * 2.5) for name, table in TABLES.items()}
+    trained = data.from_frames(tables, label="cost", drop=["ill", "id"])
+    task = fedax.tasks.linear_regression(trained.examples["x"].shape[1])
+    model = fedax.simulate(fedax.create("fedavg", lr=0.1), task, trained, rounds=1).model
+    for k, (cost, labelled, why) in enumerate([("1.5", 59, ""), ("unknown", 0, "label 'cost', row 3 is no finite")]):
+        new = tables["north"].assign(cost=["", "2", "3", cost, *["4"] * 56])
+        new.to_csv(tmp_path / f"{k}.csv", index=False)
+        found = predict_file(model, tmp_path / f"{k}.csv", tmp_path / f"{k}-p.csv")
+        assert found.rows == 60 and found.labelled == labelled and found.unmeasured.startswith(why)
+        assert bool(found.measured) == bool(labelled)

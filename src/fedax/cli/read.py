@@ -60,7 +60,7 @@ def predict(
     from fedax.experiments.predictions import model_of_client, predict_file
 
     loaded = load_model(model if client is None else model_of_client(model, client))
-    rows, measured, doubts, written = predict_file(loaded, source, out, decimal, encoding, strict)
+    rows, measured, doubts, written, labelled, unmeasured = predict_file(loaded, source, out, decimal, encoding, strict)
     if written:
         echo(f"note: {source} is read as {written}")
     echo(f"{rows} predictions: {out}")
@@ -75,7 +75,10 @@ def predict(
         texts = [f"{describe(name).label.removeprefix('Test ')} {show(name, value)}" for name, value in figures.items()]
         label = None if loaded.transform is None else loaded.transform.label
         scale = " (of its logarithm)" if label is not None and label.target == "log" else ""
-        echo(f"The rows have labels{scale}: {', '.join(texts)}")
+        which = "The rows have labels" if labelled == rows else f"Of the {labelled} rows with labels"
+        echo(f"{which}{scale}: {', '.join(texts)}")
+    if unmeasured:
+        echo(f"no figures: {unmeasured}")
 
 
 class Form(enum.StrEnum):

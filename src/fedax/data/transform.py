@@ -336,7 +336,10 @@ class Transform(Document):
         frame = as_pandas(frame)
         arrays = {"x": self.apply(frame)}
         if self.label is not None and self.label.name in frame.columns:
-            arrays["y"] = _labels(frame[self.label.name], self.label)
+            arrays["y"], missing = labels_of(frame[self.label.name], self.label)
+            if missing.any():
+                where = f"label {shown(self.label.name)}, row {np.flatnonzero(missing)[0]}"
+                raise DataError(f"{where} is missing ({missing.sum()} such rows)")
         return arrays
 
     def apply(self, frame: Any) -> np.ndarray:
@@ -429,21 +432,21 @@ def to_scale(numbers: np.ndarray, name: str, target: str | None, given: Any) -> 
     return np.log(numbers)
 
 
-def _labels(column: Any, label: Label) -> np.ndarray:
+def labels_of(column: Any, label: Label) -> tuple[np.ndarray, np.ndarray]:
+    """The labels [n] of a column of a table, and where they are missing [n].
+
+    Raises:
+        DataError: one is none of the classes, no number, or beyond float32.
+    """
     read = cells(column, label.name, label.texts)
     if label.classes is None:
-        missing = np.isnan(read.numbers)
-        if missing.any():
-            row = int(np.flatnonzero(missing)[0])
-            raise DataError(f"label {shown(label.name)}, row {row} is no finite number ({missing.sum()} such rows)")
+        if len(rows := np.flatnonzero(np.isnan(read.numbers) & ~read.missing)):
+            raise DataError(f"label {shown(label.name)}, row {rows[0]} is no finite number ({len(rows)} such rows)")
         check_range(label.name, read.numbers, column)
-        return to_scale(read.numbers, label.name, label.target, column).astype(np.float32)
-    if read.missing.any():
-        row = int(np.flatnonzero(read.missing)[0])
-        raise DataError(f"label {shown(label.name)}, row {row} is missing ({read.missing.sum()} such rows)")
+        return to_scale(read.numbers, label.name, label.target, column).astype(np.float32), read.missing
     class_of = {name: k for k, name in enumerate(label.classes)}
     texts, codes = read.texts
     if (bad := next((text for text in texts if text not in class_of), None)) is not None:
         row = int(np.flatnonzero(codes == texts.index(bad))[0])
         raise DataError(f"label {shown(label.name)}, row {row} is {shown(bad)}; the classes are {few(label.classes)}")
-    return np.array([class_of[text] for text in texts], np.int32)[codes]
+    return np.array([*(class_of[text] for text in texts), 0], np.int32)[codes], read.missing

@@ -8,10 +8,11 @@ from urllib.parse import unquote
 import numpy as np
 
 import fedax
-from fedax.data.cells import cells, column_name, shown
+from fedax.data.cells import column_name, shown
 from fedax.data.doubts import Doubts, refuse
 from fedax.data.formats import BAD_HEADER, need
 from fedax.data.tables import TABLES, read_table
+from fedax.data.transform import labels_of
 from fedax.engine.history import MOST_SAVED
 from fedax.engine.saved import Model, client_file
 from fedax.errors import ConfigError, DataError, one_line, printable, unknown
@@ -26,15 +27,19 @@ class Predicted(NamedTuple):
 
     Attributes:
         rows: how many rows were predicted.
-        measured: the loss and the metrics of the task if all rows have labels, else empty.
+        measured: the loss and the metrics of the task, of the rows that have a label; empty where none is known.
         doubts: cells unlike all that the model was trained on; ``None`` for arrays.
         written: how a .csv file is written, where that was found and is not the usual way.
+        labelled: how many rows have a label.
+        unmeasured: why there are no figures although the rows have labels; empty if there are.
     """
 
     rows: int
     measured: dict[str, float]
     doubts: Doubts | None
     written: str = ""
+    labelled: int = 0
+    unmeasured: str = ""
 
 
 def model_of_client(folder: Path, client: str) -> Path:
@@ -128,7 +133,8 @@ def predict_file(
         need("pyarrow", "parquet", "writing Parquet")
     unused_columns: dict[str, Any] = {}
     batch: Any
-    doubts, written = None, ""
+    doubts, written, unmeasured = None, "", ""
+    labels, labelled = np.zeros(0), np.zeros(0, bool)
     if source.name.lower().endswith(TABLES):
         if model.transform is None:
             raise DataError(f"{source}: the model was trained on arrays and not on a table; give an .npy file")
@@ -136,17 +142,20 @@ def predict_file(
         used = {column.name for column in model.transform.columns} | ({label.name} if label is not None else set())
         table = read_table(source, decimal, encoding, lambda name: name not in used)
         unused_columns = {name: table[name].to_numpy() for name in table.columns if column_name(name) not in used}
-        labelled = (
-            label is not None and label.name in table.columns and not cells(table[label.name], label.name).missing.any()
-        )
         written = table.attrs.get("written", "")
         try:
             doubts = model.doubts(table)
             if strict:
                 refuse(doubts)
-            batch = model.transform(table) if labelled else {"x": model.transform.apply(table)}
+            batch = {"x": model.transform.apply(table)}
         except DataError as error:
             raise DataError(f"{source}: {error}") from None
+        if label is not None and label.name in table.columns:
+            try:
+                labels, missing = labels_of(table[label.name], label)
+                labelled = ~missing
+            except DataError as error:  # predicting needs none
+                unmeasured = str(error)
     elif source.suffix == ".npy":
         if strict:
             raise ConfigError("strict", strict, "only models of tables know the ranges of training; leave it out")
@@ -180,11 +189,11 @@ def predict_file(
     except OSError as error:
         raise ConfigError("out", str(out), f"cannot be written ({error.strerror or error})") from error
     measured: dict[str, float] = {}
-    if "y" in batch:  # the rows have labels
-        held = fedax.FederatedData(batch, sizes=[len(batch["x"])])
+    if labelled.any():
+        held = fedax.FederatedData({"x": batch["x"][labelled], "y": labels[labelled]}, sizes=[labelled.sum()])
         (row,) = fedax.evaluate(model.task, model.params, held).drop(columns=["name", "n"]).to_dict("records")
         measured = {str(name): float(value) for name, value in row.items()}
-    return Predicted(len(batch["x"]), measured, doubts, written)
+    return Predicted(len(batch["x"]), measured, doubts, written, int(labelled.sum()), unmeasured)
 
 
 def _content(table: Any, ending: str) -> str | bytes:
