@@ -1,5 +1,7 @@
 """Cells of new rows unlike anything in training are counted and named, by every function that reads rows."""
 
+import pathlib
+
 import numpy as np
 import pandas
 import pytest
@@ -7,8 +9,12 @@ import pytest
 import fedax
 from fedax import data
 from fedax.cli import app
+from fedax.data import tables, workbooks
+from fedax.data.paths import data_at
 from fedax.errors import ConfigError, DataError, DoubtfulWarning
+from fedax.experiments.named import check_named
 from fedax.experiments.predictions import predict_file
+from fedax.sites.service.deploy import read_rows
 
 typer_testing = pytest.importorskip("typer.testing")
 
@@ -277,6 +283,27 @@ def test_numbers_beyond_float32_are_refused(model, tmp_path, monkeypatch):
     width = len(model.transform.features)
     with pytest.raises(DataError, match=r"x: example 1 has 1e\+39, beyond float32"):
         model.predict(np.array([[0.0] * width, [1e39] * width]))
+
+
+@pytest.mark.parametrize("ending", tables.TABLES)
+def test_every_file_that_training_reads_can_be_predicted_for(tmp_path, monkeypatch, ending):
+    monkeypatch.chdir(tmp_path)
+    name = f"north{ending.upper() if ending == '.txt' else ending}"
+    if ending in workbooks.ENDINGS:
+        TABLES["north"].to_excel(f"{name}.xlsx", index=False)
+        pathlib.Path(f"{name}.xlsx").rename(name)
+    elif ending == ".parquet":
+        TABLES["north"].to_parquet(name)
+    else:
+        TABLES["north"].to_csv(name, sep="\t", index=False, compression="gzip" if ending.endswith(".gz") else None)
+    trained = (data.from_parquet if ending == ".parquet" else data.from_csv)(name, label="ill")
+    assert data_at([name])["files"] == name
+    task = fedax.tasks.softmax_regression(trained.examples["x"].shape[1], classes=2)
+    model = fedax.simulate(fedax.create("fedavg", lr=0.1), task, trained, rounds=1).model
+    found = predict_file(model, name, "p.csv")
+    assert found.rows == found.labelled == 60 and len(read_rows(tmp_path / name)) == 60
+    with pytest.raises(ConfigError, match="it is a table"):
+        check_named("config", name, "configuration")
 
 
 @pytest.mark.parametrize("ending", ["csv", "xlsx", "parquet"])

@@ -20,7 +20,8 @@ group = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Table = Annotated[pathlib.Path, typer.Argument(help="The site's table: .csv, .xlsx or .parquet.", show_default=False)]
+TABLE_ENDINGS = ".csv, .tsv, .txt (also .gz), .xlsx or .parquet"
+Table = Annotated[pathlib.Path, typer.Argument(help=f"The site's table: {TABLE_ENDINGS}.", show_default=False)]
 Drop = Annotated[
     list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out; may be repeated.", show_default=False)
 ]
@@ -57,9 +58,7 @@ _FIRST, _SECOND = "-first.json", "-second.json"
 def check(
     files: Annotated[
         list[pathlib.Path],
-        typer.Argument(
-            help="The tables: .csv, .xlsx or .parquet files, or a folder of them or of .arrow.", show_default=False
-        ),
+        typer.Argument(help=f"The tables: {TABLE_ENDINGS}, or a folder of them or of .arrow.", show_default=False),
     ],
     label: Label,
     client: Annotated[

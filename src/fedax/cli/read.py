@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedax.cli.console import echo, open_console, print_table, table_of
-from fedax.cli.data import Decimal, Encoding
+from fedax.cli.data import TABLE_ENDINGS, Decimal, Encoding
 from fedax.cli.running import AllowCode, Out, Set, carry_out, read_config
 from fedax.cli.show import show_diagnosis, show_report
 
@@ -24,7 +24,7 @@ def predict(
         ),
     ],
     source: Annotated[
-        pathlib.Path, typer.Argument(help="New rows: .csv, .xlsx or .parquet; arrays: .npy.", show_default=False)
+        pathlib.Path, typer.Argument(help=f"New rows: {TABLE_ENDINGS}; arrays: .npy.", show_default=False)
     ],
     out: Annotated[
         pathlib.Path, typer.Option(help="The .csv or .parquet file to write; has to be new.", show_default=False)

@@ -168,7 +168,7 @@ def compare(
 ) -> None:
     """Compare methods on your tables or on a data set, with settings that suit it.
 
-    Tables are .csv (also .tsv, .txt, .xlsx, packed by gzip), .parquet or .arrow; one
+    Tables are .csv (also .tsv, .txt, and these packed by gzip), .xlsx, .parquet or .arrow; one
     that has the name of a data set needs ./ before it. Clients differ in how much they
     work, as in FedNova's experiments; those of most data sets also in their data. All
     choices are shown, can be changed, and are kept in the run folder as config.toml.

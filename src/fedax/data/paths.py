@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedax.data.tables import by_value, stem
+from fedax.data.tables import TABLES, by_value, stem
 from fedax.errors import ConfigError
 from fedax.files import name_of
 
-# Ending -> the data set that is read from such files; text files may also be packed by gzip.
+# Ending -> the data set that is read from such files.
 _KINDS = {
-    **dict.fromkeys((".csv", ".tsv", ".txt", ".xlsx", ".xlsm"), "csv"),
+    **dict.fromkeys(TABLES, "csv"),
     ".parquet": "parquet",
     ".arrow": "arrow",
     **dict.fromkeys((".png", ".jpg", ".jpeg"), "images"),
@@ -124,4 +124,6 @@ def _ending(file: Path) -> str:
 
 
 def _kind(file: Path) -> str | None:
-    return "folder" if file.name == "sizes.npy" else _KINDS.get(_ending(file))
+    if file.name == "sizes.npy":
+        return "folder"
+    return next((kind for ending, kind in _KINDS.items() if file.name.lower().endswith(ending)), None)

@@ -54,7 +54,8 @@ from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level
 from fedax.files import name_of, regular
 
-TABLES = (".csv", ".csv.gz", ".parquet", *workbooks.ENDINGS)  # the endings of :func:`read_table`
+_TEXTS = (".csv", ".tsv", ".txt")
+TABLES = (*_TEXTS, *(f"{each}.gz" for each in _TEXTS), *workbooks.ENDINGS, ".parquet")  # of :func:`read_table`
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
 Target = Literal["log"] | None
@@ -281,7 +282,7 @@ def read_table(
     as_written: Callable[[str], bool] = lambda name: False,
     drop: Sequence[str] = (),
 ) -> Any:
-    """A .csv, .xlsx or .parquet file as a table of pandas, without the columns ``drop``.
+    """A file with one of the endings :data:`TABLES` as a table of pandas, without the columns ``drop``.
 
     The rest is as of :func:`fedax.data.delimited.read_csv`.
 

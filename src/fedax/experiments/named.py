@@ -4,12 +4,12 @@ import pathlib
 import shlex
 
 from fedax.data import FEDERATIONS, SETS
+from fedax.data.tables import TABLES
 from fedax.errors import ConfigError
 from fedax.experiments import toml
 from fedax.files import regular
 
 _HERE = pathlib.Path(__file__).parent
-_TABLES = (".csv", ".tsv", ".txt", ".xlsx", ".xlsm", ".parquet", ".gz")
 _COMMANDS = {
     "configuration": "fedax run {}",
     "recipe": "fedax run {}",
@@ -44,7 +44,7 @@ def _kind(name: str, path: pathlib.Path) -> str | None:
     if path.exists():
         if path.suffix.lower() == ".toml":
             return "study" if _has_parts(path) else "configuration"
-        return "table" if name.lower().endswith(_TABLES) else None
+        return "table" if name.lower().endswith(TABLES) else None
     if path.name == name:
         for kind, folder in (("study", "studies"), ("recipe", "recipes")):
             if (_HERE / folder / f"{name}.toml").is_file():

@@ -96,7 +96,8 @@ def predict_file(
 
     Args:
         model: from :func:`fedax.load_model`.
-        source: a .csv, .xlsx or .parquet file, of a model that was trained on tables; else an array [n, …], .npy.
+        source: a table (.csv, .tsv, .txt, these also as .gz, .xlsx or .parquet) of a model that was trained on tables;
+            else an array [n, …], .npy.
         out: the .csv or .parquet file to write; there may be none of this name.
         decimal, encoding: as of :func:`fedax.data.from_csv`.
         strict: whether a table with doubts is refused, before anything is written.
@@ -161,7 +162,7 @@ def predict_file(
             raise ConfigError("strict", strict, "only models of tables know the ranges of training; leave it out")
         batch = {"x": _array(source)}
     else:
-        raise DataError(f"{source}: give a .csv, .xlsx, .parquet or .npy file")
+        raise DataError(f"{source}: give a .csv, .tsv, .txt, .xlsx, .parquet or .npy file")
     columns: dict[str, Any] = {"prediction": model.predict(batch)}
     if model.task.kind == "classification" and columns["prediction"].ndim == 1:
         probabilities = model.predict_proba(batch)

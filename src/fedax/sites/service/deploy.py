@@ -94,7 +94,7 @@ def read_rows(path: Path, decimal: str | None = None, encoding: str | None = Non
     """A node's table, checked: every column of it can be summarised.
 
     Args:
-        path: a .csv, .xlsx or .parquet file.
+        path: as of :func:`fedax.data.tables.read_table`.
         decimal, encoding: as of :func:`fedax.data.from_csv`.
         drop: columns that are not used, and of which nothing leaves.
 
@@ -257,7 +257,7 @@ def _clients(settings: NodeSettings) -> tuple[list[str], Table | None]:
         count, usual = 1, [name_of(stem(data))]
     else:
         for name, value in {**read, **desk}.items():
-            reason = f"this is for tables, {', '.join(TABLES[:-1])}, and {data} is a folder of arrays"
+            reason = f"this is for tables, such as .csv, and {data} is a folder of arrays"
             raise ConfigError(name, value, reason)
         here, *_ = [FederatedData.open(folder) for folder in (data, *held.values())]
         count = here.num_clients
