@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fedax
 from fedax.cli import app, train
 from fedax.data.paths import data_at, title_of
-from fedax.errors import ConfigError
+from fedax.errors import ConfigError, DoubtfulWarning
 from fedax.experiments import read
 
 ROWS = "age,ward,patient,ill\n" + "40,A,P1,no\n60,B,P2,yes\n55,A,P3,no\n70,B,P4,yes\n" * 6
@@ -74,6 +74,25 @@ def test_tables_by_their_endings(files, given, expected):
             data_at(given)
     else:
         assert data_at(given) == {"name": "csv", "files": expected}
+
+
+def test_files_of_a_folder_that_are_not_read_are_named_once(here):
+    for file in ("east.txt", "east.csv.zip", "e.jsonl", "old/south.csv", "plan.json", ".git/x.csv", "ReadMe.txt"):
+        put(f"hospitals/{file}")
+    left_out = r"hospitals: not read: 'e\.jsonl', 'east\.csv\.zip', 'east\.txt', 'old/south\.csv'; name"
+    assert data_at(["hospitals"])["files"] == "hospitals"  # without a warning, for the reader gives it
+    with pytest.warns(DoubtfulWarning, match=left_out):
+        fedax.data.from_csv("hospitals", label="ill")
+    for listed in (False, True):
+        if listed:  # then the reader gets no folder
+            put("hospitals/west.tsv")
+            with pytest.warns(DoubtfulWarning, match=left_out):
+                files = data_at(["hospitals"])["files"]
+            assert files == [f"hospitals/{name}" for name in ("north.csv", "south.csv", "west.tsv")]
+        for words in (["compare", "hospitals", *QUICK], ["data", "check", "hospitals"]):
+            with pytest.warns(DoubtfulWarning, match=left_out) as caught:
+                result = CliRunner().invoke(app, [*words, "--label", "ill", "--drop", "patient"])
+            assert result.exit_code == 0 and len(caught) == 1
 
 
 def test_other_kinds_of_folders(here):

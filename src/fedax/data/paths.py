@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedax.data.tables import TABLES, by_value, stem
+from fedax.data.tables import TABLES, by_value, note_unread, stem
 from fedax.errors import ConfigError
 from fedax.files import name_of
 
@@ -51,6 +51,8 @@ def data_at(paths: Sequence[str], field: str = "data") -> dict[str, Any]:
     if name in ("csv", "parquet"):
         alone = len(paths) == 1 and (not os.path.isdir(paths[0]) or {_ending(file) for file in files} <= _OF_READERS)
         places = list(paths) if alone else [str(file) for file in files]
+        for folder in [] if alone else filter(os.path.isdir, paths):  # else the readers say it
+            note_unread(Path(folder), files)
     else:
         places = [*dict.fromkeys(map(_folder_of, paths))] if name == "arrow" else list(paths)
         if len(places) > 1 and name != "arrow":

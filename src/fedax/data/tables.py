@@ -56,6 +56,8 @@ from fedax.files import name_of, regular
 
 _TEXTS = (".csv", ".tsv", ".txt")
 TABLES = (*_TEXTS, *(f"{each}.gz" for each in _TEXTS), *workbooks.ENDINGS, ".parquet")  # of :func:`read_table`
+# What may be tables; of .json are summaries, plans and transforms that fedax itself writes beside tables.
+_LIKE_TABLES = (*TABLES, ".arrow", ".feather", ".jsonl", ".xls", ".sas7bdat", ".dta", ".zip", ".gz", ".bz2", ".xz")
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
 Target = Literal["log"] | None
@@ -550,6 +552,7 @@ def _paths_of(files: Files, ending: str) -> list[Path]:
         if place.is_dir():
             endings = ((ending, f"{ending}.gz"), ("xlsx",)) if ending == "csv" else ((ending,),)
             if paths := next(filter(None, (_listed(place, *each) for each in endings)), []):
+                note_unread(place, paths)
                 return sorted(paths, key=_sort_key)
             raise ConfigError("files", text, f"no *.{ending} is in this folder")
         if place.exists():
@@ -570,6 +573,17 @@ def _listed(folder: Path, *endings: str) -> list[Path]:
     """The files in a folder with one of these endings, in any case."""
     given = tuple(f".{each}" for each in endings)
     return [each for each in folder.iterdir() if each.name.lower().endswith(given) and not _hidden(each)]
+
+
+def note_unread(folder: Path, read: Sequence[Path]) -> None:
+    """Warn of files in a folder that may be tables, and of tables in folders in it, that are not among those read."""
+    inside = [file for file in folder.glob("*") if file.name.lower().endswith(_LIKE_TABLES)]
+    below = [file for file in folder.glob("*/*") if file.name.lower().endswith(TABLES) and not _hidden(file.parent)]
+    left_out = {file for file in (*inside, *below) if file.is_file() and not _hidden(file)}.difference(read)
+    names = [str(file.relative_to(folder)) for file in left_out if not file.name.lower().startswith("readme")]
+    if names:
+        text = f"{folder}: not read: {few(sorted(names))}; name them, or move them away"
+        warnings.warn(text, DoubtfulWarning, stacklevel=caller_level())
 
 
 def _hidden(path: Path) -> bool:
