@@ -152,8 +152,8 @@ def test_codes_with_leading_zeros_are_categories(tmp_path, kind):
         read = (data.from_parquet if kind == "parquet" else data.from_csv)(tmp_path, label="y")
     number, postal = read.transform.columns[1], read.transform.columns[0]
     assert postal.categories == ("01067", "01069", "04103", "10115", "10117") and number.kind == "number"
-    (note,) = [note for note in read.overview.notes if note.column == "zip"]
-    assert note.looks == "zeros" and 'columns={zip="number"}' in note.why
+    of_site, note = [note for note in read.overview.notes if note.column == "zip"]
+    assert of_site.looks == "site" and note.looks == "zeros" and 'columns={zip="number"}' in note.why
     read = data.from_frames(frames, label="y", columns={"zip": "number"})
     assert read.transform.columns[0].kind == "number" and "zip" not in {note.column for note in read.overview.notes}
 

@@ -241,6 +241,28 @@ def test_categories_that_are_one(other, noted_):
     assert {looks for looks, _ in sites(ward).values()} == ({"spelling"} if noted_ else set())
 
 
+@pytest.mark.parametrize(
+    ("at_b", "noted_"),
+    [
+        (["ja", "nein"], ("spelling", "'no', 'yes' at 'a'; 'ja', 'nein' at 'b'")),
+        (["1", "0"], ("spelling", "'no', 'yes' at 'a'; '0', '1' at 'b'")),
+        (["x", "z"], ("site", "no two clients have a value in common: 'no', 'yes' at 'a'; 'x', 'z' at 'b'")),
+        (["no", "z"], None),
+        (["yes"] * 19 + ["no"], None),
+    ],
+)  # fmt: skip
+def test_a_category_that_is_coded_differently_at_each_client(at_b, noted_):
+    smokes = lambda site, rng, y: {"s": rng.choice(["no", "yes"] if site == "a" else at_b, 80)}  # noqa: E731
+    assert sites(smokes) == ({} if noted_ is None else {"s": noted_})
+
+
+def test_categories_of_few_rows_tell_no_site():
+    streets = lambda site, rng, y: {"street": [f"{site} {'ABCDEFGHIJ'[k % 10]}" for k in range(80)]}  # noqa: E731
+    assert sites(streets)["street"][0] == "site"
+    table = plain(24).assign(street=lambda t: ["ABCDEFGH"[k // 3] for k in range(24)])
+    assert "street" not in noted(table, sites=4)  # three rows each
+
+
 def test_a_category_that_was_read_in_another_encoding():
     ward = lambda site, rng, y: {"ward": rng.choice(["KÃ¶ln", "Bonn"], 80)}  # noqa: E731
     assert sites(ward)["ward"] == ("spelling", "'KÃ¶ln' may be 'Köln' in another encoding")

@@ -287,13 +287,15 @@ def overview(
           of a number, if their correlation is beyond ±0.9995;
         - nearly constant, if one value makes up 99 % of it, or its standard deviation is below a millionth of its mean;
         - nearly constant too, if it is a label of numbers with a standard deviation that small;
-        - telling the site, if each client has one value in 99 % of its rows, but not all the same one;
+        - telling the site, if each client has one value in 99 % of its rows, but not all the same one; or if no two
+          clients have a category in common, of which each has 5 rows on average;
         - to have a number for missing values, if one such as −999, 9999 or 0 occurs 5 times at a client, as far from
           the rest as the rest is wide, or 4 standard deviations from its mean, or if a client has nothing else;
         - to be in two units, if mean and standard deviation of some clients with 20 rows are those of the others times
           10, 100, 1000, 2.54 or another usual factor;
         - to have one value in several spellings, if categories such as 1 and 1.0 are there beside words or codes, or
-          some that differ in case, spaces, accents or encoding alone;
+          some that differ in case, spaces, accents or encoding alone; or if clients code it in two ways, as yes and ja,
+          or numbers and words;
         - to have leading zeros, if a cell such as 01067 makes a category of a column of numbers, or classes of a label;
         - to have cells that cannot be read, if a number or date has words, which then count as missing, or if labels
           are marks of a missing value, such as NA, which then are classes;
@@ -560,6 +562,8 @@ def _note(
         return Note(name, *odd)
     if kind == "category" and (why := _spellings(plan.columns[name].texts, counts)):
         return Note(name, "spelling", why)
+    if kind == "category" and (odd := _coded_by_site(dict(zip(given, counts, strict=True)))):
+        return Note(name, *odd)
     gaps = {
         client: each.missing / summary.rows
         for (client, summary), each in zip(given.items(), facts, strict=True)
@@ -567,6 +571,18 @@ def _note(
     }
     if gaps:
         return Note(name, "missing", _by_site(gaps))
+    return None
+
+
+def _coded_by_site(counts: Mapping[str, Counter[str]]) -> tuple[Looks, str] | None:
+    """How the clients write the categories of a column, if not all in one way."""
+    rows = sum(each.total() for each in counts.values())
+    if rows < _ENOUGH:
+        return None
+    if why := two_codings(counts):
+        return "spelling", why
+    if rows >= _OFTEN * len(set().union(*counts.values())) and (why := unshared(counts)):
+        return "site", f"no two clients have a value in common: {why}"
     return None
 
 

@@ -61,7 +61,7 @@ def alike_words(texts: Iterable[str]) -> list[list[str]]:
 
 
 def two_codings(counts: Counted) -> str:
-    """Where the classes of a label are coded in two ways; empty if they are not, as far as texts tell.
+    """Where the values of a label or category are coded in two ways; empty if they are not, as far as texts tell.
 
     They are where two classes differ only in case, spaces, accents or encoding; where one client has numbers and
     another words; and where each client has one of the usual pairs, but not all the same one. That a client has some
@@ -118,7 +118,7 @@ def _is_word(text: str) -> bool:
 
 
 def unshared(counts: Counted) -> str:
-    """The classes of the first two clients, if no two clients have one in common; else empty.
+    """The values of the first two clients, if no two clients have one in common; else empty.
 
     Example:
         >>> unshared({"north": {"a": 3, "b": 4}, "south": {"c": 5}})
