@@ -198,3 +198,25 @@ def test_the_shell_completes_commands_and_options():
     for words, expected in (("fedax comp", "compare"), ("fedax compare --positi", "--positive")):
         asked = {"_FEDAX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         assert CliRunner().invoke(app, [], prog_name="fedax", env=asked).stdout.split() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["task.name=logistic_regression"], r"^error: task\.name = 'logistic_regression': .*softmax_regression"),
+        (["task.name=linear_regression"], r"^error: task\.name = 'linear_regression': .*data\.task.*softmax_regression"),
+        (["task.name=softmax_regression"], None),
+        (["task.name=linear_regression", "data.task=regression"], None),
+    ],
+)
+def test_a_task_that_cannot_learn_the_label_names_one_that_can(here, settings, message):
+    for name in ("north", "south"):
+        put(f"hospitals/{name}.csv")
+        text = pathlib.Path(f"hospitals/{name}.csv").read_text()
+        pathlib.Path(f"hospitals/{name}.csv").write_text(text.replace("yes", "1").replace("no", "0"))
+    sets = [word for each in settings for word in ("--set", each)]
+    result = compare("hospitals", "--label", "ill", "--drop", "patient", *QUICK, *sets)
+    if message is None:
+        assert result.exit_code == 0, result.output
+    else:
+        assert result.exit_code == 2 and result.stderr.count("\n") == 1 and re.search(message, result.stderr)

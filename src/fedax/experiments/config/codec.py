@@ -597,6 +597,14 @@ def task_of(
     subset = {key: value for key in _PART if (value := getattr(section, key)) is not None}
     model = {"name": component.name, **section.parameters, **{key: derived[key] for key in from_data}, **subset}
     task, parameters = made_task(model, code)
+    if census.transform is not None and census.transform.classes is not None and name in TASKS:
+        other = 'task.name = "softmax_regression"'
+        if component.name == "logistic_regression":
+            hint = f"this is for labels -1 and +1, and classes of tables count from 0; {other} is the same model"
+            raise ConfigError("task.name", name, f"{hint} of two classes")
+        if task.kind == "regression":
+            hint = f'this learns a number, and the label has classes; data.task = "regression" or {other}'
+            raise ConfigError("task.name", name, hint)
     written = {key: value for key, value in parameters.items() if key not in from_data}
     return task, model, {"name": component.name, **written, **subset}
 
