@@ -287,7 +287,7 @@ def test_a_label_of_numbers_with_a_word_is_an_error_with_its_row(folder):
     rows = [(k, 1.5 * k) for k in range(50)]
     place = folder(a=csv("x,crp", rows), b=csv("x,crp", [*rows[:7], (7, "<0.5"), *rows[8:]]))
     for task in (None, "regression"):
-        with pytest.raises(DataError, match=r"b: label 'crp' .*row 7 is '<0.5'"):
+        with pytest.raises(DataError, match=r"b: label 'crp' .*row 7 \(from 0\) is '<0.5'"):
             data.from_csv(place, label="crp", task=task)
     assert len(data.from_csv(place, label="crp", task="classification").transform.classes) == 51
     read = data.from_csv(folder(a="x,crp\n1,NA\n2,b\n", b="x,crp\n1,NA\n2,None\n"), label="crp")

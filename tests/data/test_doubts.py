@@ -191,7 +191,7 @@ def test_in_python(model):
     for call in (model.predict, model.predict_proba, model.outputs):
         with pytest.warns(DoubtfulWarning, match=r"7 of 8 rows have cells .* age: 1 cannot"):
             usual = call(NEW)
-        with pytest.raises(DataError, match=r"7 of 8 rows.*first in column 'age', row 2\)"):
+        with pytest.raises(DataError, match=r"7 of 8 rows.*first in column 'age', row 2 \(from 0\)"):
             call(NEW, strict=True)
         assert len(usual) == 8 and len(call(NEW[:1])) == 1  # without a warning
     with pytest.raises(ConfigError, match="trained on tables"):
@@ -278,7 +278,7 @@ def test_numbers_beyond_float32_are_refused(model, tmp_path, monkeypatch):
     result = typer_testing.CliRunner().invoke(app, ["predict", "m.safetensors", "new.csv", "--out", "p.csv"])
     assert result.exit_code == 2 and not (tmp_path / "p.csv").exists()
     assert "new.csv: column 'crp' has 1 number" in " ".join(result.output.split())
-    with pytest.warns(DoubtfulWarning), pytest.raises(DataError, match=r"row 2 is '1e39'"):
+    with pytest.warns(DoubtfulWarning), pytest.raises(DataError, match=r"row 2 \(from 0\) is '1e39'"):
         model.predict(bad)
     width = len(model.transform.features)
     with pytest.raises(DataError, match=r"x: example 1 has 1e\+39, beyond float32"):
@@ -327,7 +327,11 @@ def test_predicting_needs_no_label(model, tmp_path, monkeypatch):
         "all": (table["ill"].tolist(), "The rows have labels: ", 60),
         "some": (["yes"] * 6 + [""] * 54, "Of the 6 rows with labels: ", 6),
         "none": ([""] * 60, None, 0),
-        "other": (["yes", "NA"] * 30, "no figures: label 'ill', row 1 is 'NA'; the classes are 'no', 'yes'", 0),
+        "other": (
+            ["yes", "NA"] * 30,
+            "no figures: label 'ill', row 1 (from 0) is 'NA'; the classes are 'no', 'yes'",
+            0,
+        ),
     }
     for name, (labels, line, labelled) in cases.items():
         table.assign(ill=labels).to_csv(f"{name}.csv", index=False)
@@ -347,7 +351,9 @@ def test_predicting_needs_no_number_as_label(tmp_path):
     trained = data.from_frames(tables, label="cost", drop=["ill", "id"])
     task = fedax.tasks.linear_regression(trained.examples["x"].shape[1])
     model = fedax.simulate(fedax.create("fedavg", lr=0.1), task, trained, rounds=1).model
-    for k, (cost, labelled, why) in enumerate([("1.5", 59, ""), ("unknown", 0, "label 'cost', row 3 is no finite")]):
+    for k, (cost, labelled, why) in enumerate(
+        [("1.5", 59, ""), ("unknown", 0, "label 'cost', row 3 (from 0) is no finite")]
+    ):
         new = tables["north"].assign(cost=["", "2", "3", cost, *["4"] * 56])
         new.to_csv(tmp_path / f"{k}.csv", index=False)
         found = predict_file(model, tmp_path / f"{k}.csv", tmp_path / f"{k}-p.csv")

@@ -120,7 +120,7 @@ def test_the_logarithm_needs_numbers_above_0():
     tables = {"north": costs(0), "south": costs(1)}
     tables["south"].loc[7, "cost"] = 0.0
     assert not data.from_frames(tables, label="cost").overview.notes
-    with pytest.raises(DataError, match=r"south: label 'cost' has 1 number .*row 7 is 0\.0"):
+    with pytest.raises(DataError, match=r"south: label 'cost' has 1 number .*row 7 \(from 0\) is 0\.0"):
         data.from_frames(tables, label="cost", target="log")
     for target, label in (("log", "ill"), ("log10", "cost")):
         with pytest.raises(ConfigError, match=r"^target"):

@@ -61,7 +61,7 @@ def test_a_column_says_whose_each_row_is(files):
     with pytest.raises(DataError, match=r"client: .*'sit'\. did you mean 'site'"):
         data.from_csv("hospitals/one.csv", label="ill", client="sit")
     files(two="age,site,ill\n9,,0\n")
-    with pytest.raises(DataError, match="two: column 'site', row 0 does not say"):
+    with pytest.raises(DataError, match=r"two: column 'site', row 0 \(from 0\) does not say"):
         data.from_csv("hospitals/*.csv", label="ill", client="site")
 
 
@@ -98,7 +98,7 @@ def test_decimal_commas_and_other_encodings(files):
         ("age,,ill\n1,2,0\n", {"label": "ill"}, "column 2 has cells and no name"),
         ("age,ill\n1,2,3\n1,2\n", {"label": "ill"}, "south.csv: line 2 has 3 of 2 cells"),
         ("age,ill\n1,0\n1,2,3\n", {"label": "ill"}, "south.csv: line 3 has 3 of 2 cells"),
-        ("age,ward,ill\n1,A,no\n2,B,\n", {"label": "ill"}, "south: label 'ill' .*1 of 2 rows, first .* 1"),
+        ("age,ward,ill\n1,A,no\n2,B,\n", {"label": "ill"}, "south: label 'ill' .*1 of its 2 rows, first in row 1"),
         ("age,ward,ill\n1,A,\n2,B,\n", {"label": "ill"}, "south: label 'ill' is missing in all 2 rows"),
         ("age,ill\n1,0\n", {"label": "ill"}, "has no column 'ward', which"),
         (SOUTH, {"label": "ill", "decimal": ";"}, "decimal = ';'"),
@@ -129,6 +129,9 @@ def test_rows_without_a_label_can_be_left_out(files):
     files(north=NORTH, south="age,ward,ill\n1,A,no\n2,B,\n3,A,yes\n")
     federated = data.from_csv("hospitals/*.csv", label="ill", drop_missing_labels=True)
     assert federated.sizes.tolist() == [3, 2] and federated.client(1)["y"].tolist() == [0, 1]
+    files(one="site,age,ill\nq,1,no\np,2,yes\nq,3,\nq,4,no\n")
+    with pytest.raises(DataError, match=r"q: label 'ill' is missing in 1 of its 3 rows, first in row 1 \(from 0\)"):
+        data.from_csv("hospitals/one.csv", label="ill", client="site")
     with pytest.raises(ConfigError, match=r"columns = .*transform that is given"):
         data.from_frames({"a": pd.DataFrame({"age": [1]})}, columns={"age": "number"}, transform=federated.transform)
 
@@ -449,10 +452,10 @@ def damaged(at=None, line="", rows=ROWS, head="age,crp,ward,ill"):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (damaged(4, "24,1e39,A,no"), r"a: column 'crp' .*float32 .*row 4 is '1e39'"),
-        (damaged(4, "24,-1e300,A,no"), r"row 4 is '-1e300'"),
-        (damaged(4, "24,1e400,A,no"), "row 4 is '1e400'"),
-        (damaged(4, f"24,{'9' * 400},A,no"), "row 4 is '9999"),
+        (damaged(4, "24,1e39,A,no"), r"a: column 'crp' .*float32 .*row 4 \(from 0\) is '1e39'"),
+        (damaged(4, "24,-1e300,A,no"), r"row 4 \(from 0\) is '-1e300'"),
+        (damaged(4, "24,1e400,A,no"), r"row 4 \(from 0\) is '1e400'"),
+        (damaged(4, f"24,{'9' * 400},A,no"), r"row 4 \(from 0\) is '9999"),
         (damaged(4, '24,0.4,"A,no'), "a.csv: line 6: a quote is not closed"),
         (damaged(39, '24,0.4,"A,no'), "a.csv: line 41: a quote is not closed"),
         (damaged(head='age,"crp,ward,ill'), "a.csv: line 1: a quote is not closed"),
@@ -505,10 +508,10 @@ def test_numbers_beyond_float32_in_tables(scale):
     for column in ("v", "y"):
         bad = frame.assign(**{column: [1e39, *frame[column][1:]]})
         for options in ({"label": "y", "scale": scale, "task": "regression"}, {"transform": good.transform}):
-            with pytest.raises(DataError, match=rf"south: .*'{column}' has 1 .*row 0 is 1e\+39"):
+            with pytest.raises(DataError, match=rf"south: .*'{column}' has 1 .*row 0 \(from 0\) is 1e\+39"):
                 data.from_frames({"north": frame, "south": bad}, **options)
     narrow = data.Transform((data.Column("v", "number", mean=0, scale=1e-20),))
-    with pytest.raises(DataError, match=r"column 'v' has 2 numbers .*row 1 is 1e\+30"):  # after scaling
+    with pytest.raises(DataError, match=r"column 'v' has 2 numbers .*row 1 \(from 0\) is 1e\+30"):  # after scaling
         narrow.apply(pd.DataFrame({"v": [1.0, 1e30, -1e30]}))
 
 

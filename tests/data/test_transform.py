@@ -340,9 +340,9 @@ def test_applied_to_other_tables():
     transform, _ = fitted({"a": FRAME}, label="ill")
     with pytest.raises(DataError, match="column: there is no column 'ward'"):
         transform.apply(FRAME.drop(columns="ward"))
-    with pytest.raises(DataError, match=r"row 1 is 'maybe'; .*'no', 'yes'"):
+    with pytest.raises(DataError, match=r"row 1 \(from 0\) is 'maybe'; .*'no', 'yes'"):
         transform(FRAME.assign(ill=["no", "maybe", "yes"]))
-    with pytest.raises(DataError, match="row 2 is missing"):
+    with pytest.raises(DataError, match=r"row 2 \(from 0\) is missing"):
         transform(FRAME.assign(ill=["no", "yes", None]))
     assert np.array_equal(transform.apply(FRAME[["ward", "age"]].assign(more=1)), transform(FRAME)["x"])
     huge = transform.apply(FRAME.assign(age=[np.inf, -1e38, 50]))  # the first counts as missing

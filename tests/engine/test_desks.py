@@ -407,7 +407,9 @@ def test_a_number_beyond_float32_is_named_to_the_owner_alone(tmp_path):
     desks = Desks(folder, tmp_path)
     with pytest.raises(NodeError, match=r"'hospital-10': .*beyond float32"):
         desks.agree()
-    assert any(line.startswith("hospital-10: column 'age'") and "row 0 is 4e+77" in line for line in desks.said)
+    assert any(
+        line.startswith("hospital-10: column 'age'") and "row 0 (from 0) is 4e+77" in line for line in desks.said
+    )
     (told,) = [
         answer.head["error"] for _, _, answer in desks.heard if "error" in answer.head and "beyond" in str(answer)
     ]

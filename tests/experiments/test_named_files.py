@@ -204,7 +204,7 @@ def test_the_shell_completes_commands_and_options():
     ("settings", "message"),
     [
         (["task.name=logistic_regression"], r"^error: task\.name = 'logistic_regression': .*softmax_regression"),
-        (["task.name=linear_regression"], r"^error: task\.name = 'linear_regression': .*data\.task.*softmax_regression"),
+        (["task.name=linear_regression"], r"^error: task\.name = 'linear_regression': .*data\.task.*softmax_reg"),
         (["task.name=softmax_regression"], None),
         (["task.name=linear_regression", "data.task=regression"], None),
     ],

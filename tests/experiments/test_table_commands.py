@@ -96,7 +96,7 @@ def test_each_command_names_the_next(sites):
 
 def test_rows_without_a_label_are_left_out_where_asked_for(sites):
     (sites / "hospital-7.csv").write_text(TABLES["hospital-7"] + "50,007,A,\n")
-    assert "label 'ill' is missing in 1 of 16 rows" in output_of(
+    assert "label 'ill' is missing in 1 of its 16 rows" in output_of(
         "summarize", "hospital-7.csv", "--label", "ill", code=2
     )
     output_of("summarize", "hospital-7.csv", "--label", "ill", "--drop-missing-labels")

@@ -113,6 +113,11 @@ def shown(name: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
+def at_row(row: Any) -> str:
+    """Where a row is in its client's table, as a part of a message."""
+    return f"row {row} (from 0)"
+
+
 def few(names: Iterable[Any]) -> str:
     """The first of several names, as a part of a message."""
     first = list(itertools.islice(names, 11))
@@ -147,14 +152,14 @@ def check_range(name: str, numbers: np.ndarray, given: Any) -> None:
         >>> import pandas
         >>> check_range("age", np.array([1.0, 1e39]), pandas.Series(["1", "1e39"]))
         Traceback (most recent call last):
-        fedax.data.cells.CellError: column 'age' has 1 number beyond float32 (3.4e38): row 1 is '1e39'; ...
+        fedax.data.cells.CellError: column 'age' has 1 number beyond float32 (3.4e38): row 1 (from 0) is '1e39'; ...
     """
     rows = np.flatnonzero(np.abs(numbers) > LARGEST)
     if len(rows):
         outline = f"column {shown(name)} has {len(rows)} number{'s' * (len(rows) > 1)} beyond float32 (3.4e38)"
         value = given.iloc[int(rows[0])]
         hint = "correct it, leave the cell empty, or divide the column by a power of ten"
-        raise CellError(outline, f"row {rows[0]} is {shown(getattr(value, 'item', lambda: value)())}; {hint}")
+        raise CellError(outline, f"{at_row(rows[0])} is {shown(getattr(value, 'item', lambda: value)())}; {hint}")
 
 
 class Cells:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedax.data.cells import Cells, as_date, cells, few, shown
+from fedax.data.cells import Cells, as_date, at_row, cells, few, shown
 from fedax.errors import DataError, printable
 
 _FEW = 5  # cells that are shown of those that cannot be read
@@ -156,5 +156,5 @@ def refuse(doubts: Doubts) -> None:
         raise DataError(f"columns {few(doubts.unknown)}: their ranges in training are not known; {hint}")
     if doubts:
         first = doubts.found[0]
-        where = f"first in column {shown(first.column)}, row {first.rows[0]}"
+        where = f"first in column {shown(first.column)}, {at_row(first.rows[0])}"
         raise DataError(f"{in_words(doubts)} ({where}). Mend them, leave these rows out, or leave strict out")

@@ -23,6 +23,7 @@ from fedax.data.cells import (
     Cells,
     alike_numbers,
     as_pandas,
+    at_row,
     cells,
     column_name,
     few,
@@ -141,7 +142,7 @@ def from_frames(
         except UnreadLabel as error:
             column = series(tables[error.client], str(labelled))
             row = int(np.flatnonzero(np.isnan(cells(column, str(labelled)).numbers))[0])
-            raise DataError(f"{error}; row {row} is {shown(column.iloc[row])}") from None
+            raise DataError(f"{error}; {at_row(row)} is {shown(column.iloc[row])}") from None
         second = {name: _naming_client(name, _summary, table, column_plan) for name, table in tables.items()}
         fitted = fit(column_plan, second, check_labels)
     arrays = {name: _naming_client(name, fitted, table) for name, table in tables.items()}
@@ -198,7 +199,7 @@ def with_labels(client: str, table: Any, label: str, drop: bool) -> Any:
         raise DataError(f"{client}: label {shown(label)} is missing in all {len(table)} rows; leave this client out")
     if not drop:
         row = int(np.flatnonzero(missing)[0])
-        where = f"label {shown(label)} is missing in {missing.sum()} of {len(table)} rows, first in row {row}"
+        where = f"label {shown(label)} is missing in {missing.sum()} of its {len(table)} rows, first in {at_row(row)}"
         raise DataError(f"{client}: {where}; drop_missing_labels=True leaves them out")
     return table[~missing].reset_index(drop=True)
 
@@ -431,7 +432,7 @@ def _to_arrays(frames: dict[str, Any], label: str | None, positive: Any, check_l
     labels = {name: cells(column, label, agreed) for name, column in given.items()}
     for name, column in labels.items():
         if column.missing.any():
-            raise DataError(f"{name}: label {shown(label)}, row {np.flatnonzero(column.missing)[0]} is missing")
+            raise DataError(f"{name}: label {shown(label)}, {at_row(np.flatnonzero(column.missing)[0])} is missing")
     known = first[label].dtype.categories.tolist() if hasattr(first[label].dtype, "categories") else None
     by_client: dict[str, Counter[str]] = {}
     for name, (texts, codes) in ((name, column.texts) for name, column in labels.items()):
@@ -641,7 +642,7 @@ def _divided(tables: dict[str, Any], client: str | None) -> dict[str, Any]:
         texts, codes = cells(series(table, client), client, agreed).texts
         if (codes < 0).any():
             raise DataError(
-                f"{file}: column {shown(client)}, row {np.flatnonzero(codes < 0)[0]} does not say whose it is"
+                f"{file}: column {shown(client)}, {at_row(np.flatnonzero(codes < 0)[0])} does not say whose it is"
             )
         rest = table.drop(columns=series(table, client).name)
         order = np.argsort(codes, kind="stable")
@@ -763,7 +764,7 @@ def _arrow_to_pandas(table: Any, path: Path, columns: Any, size: Sequence[int] |
                 cell = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
                 content = cell.field("bytes").to_pylist()
                 pictures = [
-                    decoded(each, f"{path}: column {shown(field.name)}, row {k}", size)
+                    decoded(each, f"{path}: column {shown(field.name)}, {at_row(k)}", size)
                     for k, each in enumerate(content)
                 ]
                 values_read = np.empty(len(pictures), object)

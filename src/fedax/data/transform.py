@@ -12,7 +12,20 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedax.data.cells import LARGE, CellError, Cells, Texts, as_date, as_pandas, cells, check_range, few, series, shown
+from fedax.data.cells import (
+    LARGE,
+    CellError,
+    Cells,
+    Texts,
+    as_date,
+    as_pandas,
+    at_row,
+    cells,
+    check_range,
+    few,
+    series,
+    shown,
+)
 from fedax.data.doubts import Doubts, doubts_of
 from fedax.data.formats import parse_json
 from fedax.data.portable import sin_cos
@@ -338,7 +351,7 @@ class Transform(Document):
         if self.label is not None and self.label.name in frame.columns:
             arrays["y"], missing = labels_of(frame[self.label.name], self.label)
             if missing.any():
-                where = f"label {shown(self.label.name)}, row {np.flatnonzero(missing)[0]}"
+                where = f"label {shown(self.label.name)}, {at_row(np.flatnonzero(missing)[0])}"
                 raise DataError(f"{where} is missing ({missing.sum()} such rows)")
         return arrays
 
@@ -427,7 +440,7 @@ def to_scale(numbers: np.ndarray, name: str, target: str | None, given: Any) -> 
     if len(rows):
         outline = f"label {shown(name)} has {len(rows)} number{'s' * (len(rows) > 1)} not above 0, without a logarithm"
         value = given.iloc[int(rows[0])]
-        what = f"row {rows[0]} is {shown(getattr(value, 'item', lambda: value)())}"
+        what = f"{at_row(rows[0])} is {shown(getattr(value, 'item', lambda: value)())}"
         raise CellError(outline, f'{what}; correct it, leave the row out, or leave target="log" out')
     return np.log(numbers)
 
@@ -441,12 +454,13 @@ def labels_of(column: Any, label: Label) -> tuple[np.ndarray, np.ndarray]:
     read = cells(column, label.name, label.texts)
     if label.classes is None:
         if len(rows := np.flatnonzero(np.isnan(read.numbers) & ~read.missing)):
-            raise DataError(f"label {shown(label.name)}, row {rows[0]} is no finite number ({len(rows)} such rows)")
+            raise DataError(f"label {shown(label.name)}, {at_row(rows[0])} is no finite number ({len(rows)} such rows)")
         check_range(label.name, read.numbers, column)
         return to_scale(read.numbers, label.name, label.target, column).astype(np.float32), read.missing
     class_of = {name: k for k, name in enumerate(label.classes)}
     texts, codes = read.texts
     if (bad := next((text for text in texts if text not in class_of), None)) is not None:
         row = int(np.flatnonzero(codes == texts.index(bad))[0])
-        raise DataError(f"label {shown(label.name)}, row {row} is {shown(bad)}; the classes are {few(label.classes)}")
+        where = f"label {shown(label.name)}, {at_row(row)}"
+        raise DataError(f"{where} is {shown(bad)}; the classes are {few(label.classes)}")
     return np.array([*(class_of[text] for text in texts), 0], np.int32)[codes], read.missing
