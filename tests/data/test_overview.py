@@ -228,6 +228,27 @@ def test_rows_that_stand_several_times():
     assert noted(few) == {}  # so few columns repeat by themselves
 
 
+def small(seed, x, z):
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame({"x": x(rng), "z": z(rng), "y": rng.integers(0, 2, 80)})
+
+
+@pytest.mark.parametrize(
+    ("x", "z", "copy"),
+    [
+        (lambda rng: rng.normal(size=80), lambda rng: rng.normal(size=80), True),
+        (lambda rng: rng.normal(size=80), lambda rng: rng.normal(size=80), False),
+        (lambda rng: rng.integers(0, 2, 80), lambda rng: rng.integers(0, 2, 80), False),
+        (lambda rng: rng.integers(20, 90, 80), lambda rng: np.zeros(80), False),
+    ],
+)
+def test_a_copy_of_a_file_of_two_measurements_is_noted(x, z, copy):
+    clients = {name: small(0 if copy and name == "b" else k, x, z) for k, name in enumerate("abc")}
+    notes = [str(note) for note in overview(clients, label="y").notes if note.looks == "rows"]
+    said = "some rows stand several times: 80 of 240 rows repeat another one, 80 of them at several clients"
+    assert notes == ([said] if copy else [])
+
+
 def test_one_client_only():
     table = plain().assign(site=np.where(ROWS % 3 > 1, "A", "B"), site_code=ROWS)
     (note,) = [each for each in overview({"all": table}, label="ill").notes if not each.column]

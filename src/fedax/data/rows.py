@@ -26,8 +26,8 @@ def notes_of_rows(arrays: Arrays, transform: Transform) -> list[Note]:
     class, which at most half of the other rows of their clients have.
 
     Rows stand several times where 5 of them, and 1 % of all, are the same in all features and the label, and pairs of
-    them are ten times as many as chance would make of columns that know half of what they seem to: columns depend on
-    each other.
+    them are ten times as many as chance would make of columns that know half of what they seem to by the rows that
+    differ: columns depend on each other.
 
     Args:
         arrays: client -> ``x`` float32 [n, features] and ``y`` [n].
@@ -115,7 +115,11 @@ def _repeated(arrays: Arrays, columns: list[np.ndarray]) -> list[Note]:
     repeats, pairs = n - len(values), float((times * (times - 1.0)).sum() / 2)
     if repeats < max(5, 0.01 * n):
         return []
-    known = -sum(math.log(_collision(each)) for each in columns) / 2
+    codes = np.stack([np.unique(each, return_inverse=True)[1] for each in columns], axis=1)
+    different = np.unique(codes, axis=0)  # copies are no measure of how often values coincide by chance
+    if len(different) < 2:
+        return []
+    known = -sum(math.log(_collision(each)) for each in different.T) / 2
     if pairs < 10 * (n * (n - 1) / 2 * math.exp(-known)):
         return []
     several = values[times > 1]
@@ -127,11 +131,10 @@ def _repeated(arrays: Arrays, columns: list[np.ndarray]) -> list[Note]:
     return [Note("", "rows", f"{repeats} of {n} rows repeat another one{at}")]
 
 
-def _collision(values: np.ndarray) -> float:
-    """How probably two rows have the same value, or both none."""
-    gaps = np.isnan(values)
-    times = np.append(np.unique(values[~gaps], return_counts=True)[1], gaps.sum())
-    return float(np.square(times / len(values)).sum())
+def _collision(codes: np.ndarray) -> float:
+    """How probably two of the rows have the same value, at least that of one pair."""
+    times = np.bincount(codes)
+    return float(max((times * (times - 1)).sum(), 1) / (len(codes) * (len(codes) - 1)))
 
 
 def _hashes(arrays: Mapping[str, np.ndarray], weights: np.ndarray) -> np.ndarray:
