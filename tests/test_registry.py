@@ -67,10 +67,10 @@ def test_arguments_defaults_and_what_is_fixed():
     "name, given, section, message",
     [
         ("disc", {"radus": 1}, None, "argument of round-disc = 'radus': did you mean 'radius'?"),
-        ("disc", {"radus": 1}, "data", "data.radus = 'radus': did you mean 'radius'?"),
+        ("disc", {"radus": 1}, "data", "data.radus = 1: did you mean 'radius'?"),
         ("disc", {}, None, "radius = None: this is missing; round-disc takes radius, colour"),
         ("disc", {}, "data", "data.radius = None: this is missing"),
-        ("red-square", {"colour": "blue"}, "data", "data.colour = 'colour': no such name. There are: side"),
+        ("red-square", {"colour": "blue"}, "data", "data.colour = 'blue': no such name. There are: side"),
         ("point", {"side": 3}, "data", "data.side = 3: there is nothing to set here"),
         ("dics", {}, "data", "data.name = 'dics': did you mean 'disc'?"),
     ],

@@ -257,7 +257,7 @@ def test_where_a_run_is_tracked_is_not_what_it_is(tmp_path, monkeypatch):
     ("section", "message"),
     [
         ({"name": "tensorbord"}, "'tensorbord': did you mean 'tensorboard'"),
-        ({"name": "tensorboard", "dir": "x"}, "track.dir = 'dir'"),
+        ({"name": "tensorboard", "dir": "x"}, "track.dir = 'x'"),
         ({"name": "tensorboard", "folder": 3.5}, "track.folder = 3.5: give a text"),
         ({"name": "mlflow", "uri": "runs.db"}, "track.uri = 'runs.db': give sqlite:///"),
         ({"name": "mlflow", "experiment": ""}, "track.experiment = '': give a name"),

@@ -161,8 +161,8 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def unknown(field: str, name: str, choices: Iterable[str]) -> ConfigError:
-    """The error for a name that is not among ``choices``, with the nearest one.
+def unknown(field: str, name: str, choices: Iterable[str], value: Any = None) -> ConfigError:
+    """The error for a name that is not among ``choices``, with the nearest one; ``value``: of a setting of this name.
 
     Example:
         >>> print(unknown("method", "fedavgg", ["fedavg", "fedprox"]))
@@ -171,7 +171,7 @@ def unknown(field: str, name: str, choices: Iterable[str]) -> ConfigError:
     names = sorted(choices)
     near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else "no such name. "
-    return ConfigError(field, name, f"{hint}There are: {', '.join(names)}")
+    return ConfigError(field, name if value is None else value, f"{hint}There are: {', '.join(names)}")
 
 
 def call(field: str, called_as: str, function: Callable[..., Any], *args: Any, about: str = "") -> Any:

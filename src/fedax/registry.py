@@ -81,7 +81,7 @@ class Component(NamedTuple):
                 field = f"argument of {self.name}" if prefix is None else f"{prefix}{name}"
                 if not arguments:
                     raise ConfigError(field, value, "there is nothing to set here; leave it out")
-                raise unknown(field, name, arguments)
+                raise unknown(field, name, arguments, name if prefix is None else value)
         for name, default in arguments.items():
             if default is inspect.Parameter.empty and name not in given:
                 hint = f"this is missing; {self.name} takes {', '.join(arguments)}"

@@ -166,7 +166,7 @@ def test_objective_and_density_are_in_the_history():
     [
         ({"name": "l1", "weight": -1.0}, "weight = -1.0"),
         ({"name": "l1"}, "regularizer.weight = None: .*takes weight"),
-        ({"name": "l1", "radius": 1.0}, "regularizer.radius = 'radius'"),
+        ({"name": "l1", "radius": 1.0}, "regularizer.radius = 1.0"),
         ({"name": "l3"}, "regularizer.name = 'l3': did you mean 'l1'"),
         ({"weight": 1.0}, "give a fedax Regularizer"),
         ("l1", "give a fedax Regularizer"),

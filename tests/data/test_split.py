@@ -85,7 +85,7 @@ def test_clients_without_names_are_numbered():
         ({"train": 0.7, "val": 0.7}, ConfigError, "the shares sum to 1.55"),
         ({"train": 0.0, "val": 0.5, "test": 0.5}, ConfigError, "train = 0"),
         ({"val": -0.1}, ConfigError, "val = -0.1"),
-        ({"stratify": "z"}, ConfigError, "stratify = 'z'"),
+        ({"stratify": "z"}, ConfigError, "stratify = 'z': .*rare, true"),
         ({"stratify": np.zeros(3)}, DataError, "stratify: "),
         ({"stratify": np.zeros(3), "clients": [0]}, DataError, "stratify: "),
         ({"stratify": np.zeros(200), "clients": [0]}, DataError, "stratify: "),
@@ -135,9 +135,10 @@ def test_each_seed_may_have_its_own_split(tmp_path):
 @pytest.mark.parametrize(
     ("split", "message"),
     [
-        ({"valid": 0.2}, "data.split.valid = 'valid'"),
+        ({"valid": 0.2}, "data.split.valid = 0.2: did you mean 'val'"),
         ({"train": 0.5, "val": 0.2}, "data.split.train = 0.5: .*sum to 0.7"),
         ({"val": 1.0}, "data.split.train = 0"),
+        ({"val": 0.6, "test": 0.6}, r"data\.split\.val = 0\.6: with data\.split\.test = 0\.6 .*1\.2"),
         ({"val": 0.2, "stratify": "z"}, "data.split.stratify = 'z'"),
         ({"val": "a"}, "data.split.val"),
         ({"val": 1e-4}, "split.val = 0.0001: .*the largest 361"),

@@ -537,3 +537,56 @@ def test_long_whole_numbers_stay_apart(files):
         assert federated.names == (str(first), str(first + 1))
         federated = data.from_csv("hospitals/a.csv", label="site", task="classification")
         assert federated.transform.classes == (str(first), str(first + 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": ["los"]}, r"^columns = \['los'\]: .*column -> kind"),
+        ({"drop": ["ill"]}, r"^drop = 'ill': this is the label"),
+        ({"client": "ill"}, r"^client = 'ill': .*label.*two columns"),
+        ({"files": ["hospitals/*.csv", "nowhere/*.csv"]}, r"^files = 'nowhere/\*\.csv': no file fits"),
+    ],
+)
+def test_options_that_cannot_be_are_named(files, tmp_path, options, message):
+    files(north=NORTH, south=SOUTH)
+    given = {"files": "hospitals/*.csv", "label": "ill"} | options
+    with pytest.raises(ConfigError, match=message):
+        data.from_csv(given.pop("files"), **given)
+    if "files" not in options:
+        tables = {name: pd.read_csv(f"hospitals/{name}.csv") for name in ("north", "south")}
+        with pytest.raises(ConfigError, match=message):
+            data.from_frames(tables, **given)
+
+
+def test_lists_take_patterns_and_folders(files):
+    files(north=NORTH, south=SOUTH)
+    assert data.from_csv(["hospitals/n*.csv", "hospitals/south.csv"], label="ill").names == ("north", "south")
+    assert data.from_csv(["hospitals"], label="ill").names == ("north", "south")
+
+
+def test_the_line_that_names_the_separator_for_excel_is_no_row(files):
+    files(north="sep=;\r\n" + NORTH.replace(",", ";").replace("\n", "\r\n"), south=SOUTH)
+    assert data.from_csv("hospitals/*.csv", label="ill").transform.features[0] == "age"
+    files(north="sep=;\n" + NORTH.replace(",", ";") + "1;A;no;4\n")
+    with pytest.raises(DataError, match=rf"line {2 + NORTH.count(chr(10))} has 4 of 3 cells"):
+        data.from_csv("hospitals/*.csv", label="ill")
+
+
+def test_an_encoding_in_which_no_line_ends_does_not_fit(files):
+    text = NORTH if len(NORTH) % 2 == 0 else NORTH + "\n"
+    files(north=text)
+    with pytest.raises(DataError, match=r"north\.csv: not text in utf-16"):
+        data.from_csv("hospitals/north.csv", label="ill", encoding="utf-16")
+    files(north=text.encode("utf-16"))
+    assert data.from_csv("hospitals/north.csv", label="ill", encoding="utf-16").num_examples == text.strip().count("\n")
+
+
+def test_parquet_with_one_name_twice_says_which(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    twice = pyarrow.table([pyarrow.array([1, 2])] * 3, ["age", "ill", "age"])
+    parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: .*called 'age'"):
+        data.from_parquet(tmp_path / "a.parquet", label="ill")

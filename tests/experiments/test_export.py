@@ -227,6 +227,14 @@ def test_what_cannot_be_predicted_is_an_error(exported, tmp_path):
         exported.encode([ROWS[0] | {"age": "1e60"}])
     with pytest.raises(ValueError, match="no rows"):
         exported.encode([])
+    with pytest.raises(ValueError, match=r"one row; .*\[row\]"):
+        exported.predict_proba(ROWS[0])
+    with pytest.raises(ValueError, match=r"row 1 \(from 0\) has no 'ward'"):
+        exported.predict_proba([ROWS[0], {name: cell for name, cell in ROWS[1].items() if name != "ward"}])
+    for content in ("", "\n\n"):
+        (tmp_path / "new.csv").write_text(content)
+        with pytest.raises(ValueError, match="file is empty"):
+            exported.main(tmp_path / "new.csv")
     (tmp_path / "new.csv").write_text("age;seen;ward;grade;smoker;empty\n61;2020-02-29;01;1.0;True;x\n")
     with pytest.raises(ValueError, match="age;seen"):
         exported.main(tmp_path / "new.csv")

@@ -327,7 +327,7 @@ def test_settings_of_own_methods_and_tasks_are_checked_as_those_of_fedax(here):
 
     refused(r"^methods.FedAvgEMA.lr = -1: .*\(0, ∞\)", lr=-1)
     refused(r"^methods.FedAvgEMA.lrr = .*mean 'lr'", lrr=1)
-    refused(r"^task.stee = 'stee': did you mean 'steep'", {"stee": 1})
+    refused(r"^task\.stee = 1: did you mean 'steep'", {"stee": 1})
     refused(r"^task.d = 3: this comes from the data set", {"d": 3})
     refused(r"no_task returned int; return a fedax.Task", {"name": "mine.py:no_task"})
     refused(r"broken raised ZeroDiv.*mine.py:\d+\)", {"name": "mine.py:broken"})

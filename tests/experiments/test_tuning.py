@@ -599,7 +599,7 @@ def test_pace_and_clock_are_swept_and_the_best_is_written(tmp_path):
     [
         ({"pace": [1.0]}, "name one setting, such as pace.buffer"),
         ({"clock": [1.0]}, "name one setting, such as clock.step"),
-        ({"pace.bufer": [1]}, "pace.bufer = 'bufer': did you mean 'buffer'"),
+        ({"pace.bufer": [1]}, "pace.bufer = 1: did you mean 'buffer'"),
         ({"clock.speed": [1.0]}, "There are: available, down, latency, preset"),
         ({"pace.staleness.power": [1.0]}, "There are: exponent"),
         ({"pace.buffer": [9]}, "pace.buffer = 9"),
@@ -615,7 +615,7 @@ def test_bad_axes_of_time_are_named(grid, message):
     ("grid", "message"),
     [
         ({"privacy": [1.0]}, "name one setting, such as privacy.noise"),
-        ({"privacy.noize": [1.0]}, "'noize': did you mean 'noise'"),
+        ({"privacy.noize": [1.0]}, "noize = 1.0: did you mean 'noise'"),
         ({"privacy.noise": [-1.0]}, "privacy.noise = -1.0"),
         ({"privacy.delta": [0.1, 0.2]}, "ε is told for one δ"),
         ({"privacy.noise_seed": [1, 2]}, "none is chosen by it"),

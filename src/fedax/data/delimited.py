@@ -75,6 +75,7 @@ def read_csv(
         line = content.count(b"\n", 0, zero) + 1
         raise DataError(f"{path}: line {line} has a character 0; the file is damaged, or in another encoding")
     content = content if content.endswith(b"\n") else content + b"\n"
+    content = re.sub(rb'\A"?sep=."?(?=\r?\n)', b"", content)  # a line for Excel; what separates cells is found
     names, separator, begin = _header(path, content)
     rows = _parsed(content, begin, names, separator)
     if rows is None:
@@ -124,7 +125,7 @@ def _content(path: Path) -> bytes:
 
 def _utf8(path: Path, content: bytes, encoding: str | None) -> tuple[bytes, str]:
     """The text in UTF-8, and the encoding that it had: a given one, or that of its mark; else UTF-8, or cp1252."""
-    marked = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    ends, marked = b"\n" in content, content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     known = encoding or ("utf-16" if marked else "utf-8" if _is_utf8(content) else "cp1252")
     try:
         if codecs.lookup(known).name in ("utf-8", "utf-8-sig"):
@@ -138,6 +139,8 @@ def _utf8(path: Path, content: bytes, encoding: str | None) -> tuple[bytes, str]
         raise DataError(f"{path}: {what} ({byte}); try encoding='latin-1', --encoding latin-1") from None
     except (LookupError, ValueError):  # also of one that is no encoding of texts, or none for files
         raise ConfigError("encoding", encoding, 'there is none of this name; give "utf-8" or "latin-1"') from None
+    if ends and b"\n" not in content:
+        raise DataError(f"{path}: not text in {known}, where it is one line; leave encoding out to have it found")
     name = codecs.lookup(known).name.removesuffix("-sig")
     return content.removeprefix(codecs.BOM_UTF8), name.upper() if name.startswith("utf") else name
 

@@ -149,9 +149,10 @@ def _classes(data: FederatedData, stratify: Any) -> np.ndarray | None:
         return None
     if stratify is True or isinstance(stratify, str):
         name = "y" if stratify is True else stratify
-        if not isinstance(data.examples, dict) or name not in data.examples:
-            raise unknown("stratify", name, data.examples if isinstance(data.examples, dict) else [])
-        stratify = data.examples[name]
+        names = data.examples if isinstance(data.examples, dict) else {}
+        if name not in names:
+            raise unknown("stratify", name, ["rare", "true", *names])
+        stratify = names[name]
     classes = np.asarray(stratify)
     if classes.shape != (data.num_examples,) or classes.dtype.kind not in "biufSU":
         raise DataError(f"stratify: an array of {classes.dtype} {classes.shape}; give one class an example")

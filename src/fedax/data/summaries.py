@@ -707,6 +707,8 @@ def kinds_of(columns: Mapping[str, str] | None, drop: Sequence[str]) -> dict[str
     """
     if isinstance(drop, str) or not isinstance(drop, Sequence) or not all(isinstance(name, str) for name in drop):
         raise ConfigError("drop", drop, 'give a list of columns, such as ["patient"]')
+    if not isinstance(columns, Mapping | None):
+        raise ConfigError("columns", columns, 'give column -> kind, such as {"zip": "category"}')
     chosen = {column_name(name): kind for name, kind in (columns or {}).items()}
     for name in map(column_name, drop):
         if chosen.setdefault(name, "drop") != "drop":

@@ -113,7 +113,7 @@ def from_frames(
         (('north', 'south'), ('age', 'ward = A', 'ward = B'), ('no', 'yes'))
     """
     columns_seen = None
-    tables = _in_memory(frames, client, kinds_of(columns, drop))
+    tables = _in_memory(frames, client, _chosen(label, client, columns, drop))
     if _pictures(tables):
         if target is not None:
             raise ConfigError("target", target, "this is for a label that is a number; pictures have classes")
@@ -151,6 +151,18 @@ def from_frames(
         columns_seen = overview(column_plan, first, second, [*alone, *notes_of_rows(arrays, fitted)])
         columns_seen = _with_words(columns_seen, fitted, tables)
     return FederatedData.from_clients(arrays, transform=fitted, overview=columns_seen)
+
+
+def _chosen(
+    label: str | None, client: str | None, columns: Mapping[str, str] | None, drop: Sequence[str]
+) -> dict[str, str]:
+    """:func:`kinds_of`; label and client have to be two columns, and the label one that is not dropped."""
+    kinds, name = kinds_of(columns, drop), None if label is None else column_name(label)
+    if name is not None and client is not None and name == column_name(client):
+        raise ConfigError("client", client, "this is the label, too; they have to be two columns")
+    if name is not None and name in map(column_name, drop):
+        raise ConfigError("drop", label, "this is the label, which is learned; leave it out of the list")
+    return kinds
 
 
 def _without_label(tables: Mapping[str, Any]) -> ConfigError:
@@ -228,7 +240,7 @@ def from_csv(
     or be a workbook, as ``x.xlsx``, of which the first sheet is read, with ``pip install 'fedax[excel]'``.
 
     Args:
-        files: a pattern such as ``"hospitals/*.csv"``, a folder with ``*.csv``, a file, or a list of files.
+        files: a pattern such as ``"hospitals/*.csv"``, a folder with ``*.csv``, a file, or a list of these.
         label: the column to predict.
         client: the column that says whose each row is. ``None``: each file is a client, called by its name.
         columns: column -> ``"number"``, ``"category"``, ``"date"``, ``"text"`` or ``"drop"``, where the values mislead.
@@ -261,7 +273,7 @@ def from_csv(
         >>> folder.cleanup()
     """
     written: dict[str, str] = {}
-    dropped = [name for name, kind in kinds_of(columns, drop).items() if kind == "drop"]
+    dropped = [name for name, kind in _chosen(label, client, columns, drop).items() if kind == "drop"]
     whose = None if client is None else column_name(client)
 
     def read(path: Path) -> Any:
@@ -347,7 +359,7 @@ def from_parquet(
         Traceback (most recent call last):
         fedax.errors.ConfigError: files = 'nothing/*.parquet': no file fits this pattern
     """
-    chosen = kinds_of(columns, drop)
+    chosen = _chosen(label, client, columns, drop)
     frames = _by_client(
         files, "parquet", client, lambda path: _arrow_to_pandas(_read_parquet(path), path, chosen, size)
     )
@@ -390,7 +402,7 @@ def from_arrow(
         fedax.errors.ConfigError: folders = 'nothing': there is no such folder
     """
     frames: dict[str, Any] = {}
-    chosen = kinds_of(columns, drop)
+    chosen = _chosen(label, client, columns, drop)
     given = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
     places = [Path(each) for each in given]
     for place, each in zip(places, given, strict=True):
@@ -567,7 +579,7 @@ def _paths_of(files: Files, ending: str) -> list[Path]:
         raise ConfigError("files", text, what)
     if not isinstance(files, Sequence) or not files or not all(isinstance(each, str | os.PathLike) for each in files):
         raise ConfigError("files", files, 'give a pattern such as "hospitals/*.csv", a folder, or a list of files')
-    return [Path(each) for each in files]
+    return [path for each in files for path in _paths_of(each, ending)]
 
 
 def _listed(folder: Path, *endings: str) -> list[Path]:
@@ -743,8 +755,10 @@ def _read_arrow(path: Path) -> Any:
 
 
 def _check_columns(path: Path, schema: Any) -> None:
-    if not 0 < len(schema) <= 10_000 or len({*schema.names}) < len(schema):
-        raise DataError(f"{path}: {len(schema)} columns; there have to be 1 to 10000, with different names")
+    if not 0 < len(schema) <= 10_000:
+        raise DataError(f"{path}: {len(schema)} columns; there have to be 1 to 10000")
+    if twice := [name for name, times in Counter(schema.names).items() if times > 1]:
+        raise DataError(f"{path}: several columns are called {few(twice)}; rename one")
 
 
 def _arrow_to_pandas(table: Any, path: Path, columns: Any, size: Sequence[int] | None) -> Any:

@@ -65,8 +65,12 @@ def deal(section: DataSection, fleet: Fleet | None = None) -> Dealt:
 def _split_arguments(section: SplitSection) -> Table:
     """The section as arguments of :func:`fedax.data.split`, but for clients that are left out one by one."""
     shares = section.model_dump(exclude_none=True) | {"train": section.train}
+    held = round(shares["val"] + shares["test"], 12)
+    if shares["train"] is None and held >= 1 > max(shares["val"], shares["test"]):
+        hint = f"with data.split.test = {shares['test']} this adds up to {held}; leave rows for training"
+        raise ConfigError("data.split.val", shares["val"], hint)
     if shares["train"] is None:
-        shares["train"] = round(1 - shares["val"] - shares["test"], 12)
+        shares["train"] = round(1 - held, 12)
     return shares
 
 
@@ -136,7 +140,8 @@ def _at_nodes(section: DataSection, fleet: Fleet | None) -> tuple[None, Census, 
         if getattr(section, name) is not None:
             raise ConfigError(f"data.{name}", getattr(section, name), "the data are at the nodes; leave it out")
     if differ := section.parameters.keys() - {"test"}:
-        raise unknown(f"data.{min(differ)}", min(differ), ["name", "test", "weights"])
+        name = min(differ)
+        raise unknown(f"data.{name}", name, ["name", "test", "weights"], section.parameters[name])
     folder_, census = section.parameters.get("test"), fleet.whole.census
     test = None if folder_ is None else within("data", lambda: fedax.FederatedData.open(folder_).examples)
     n = census.num_clients
@@ -187,9 +192,9 @@ def of_seed(section: DataSection, seed: int) -> DataSection:
 
 def _by_column(section: DataSection, pooled: Any) -> tuple[list[np.ndarray], Table]:
     settings = section.parameters
-    for name in settings:
+    for name, value in settings.items():
         if name not in ("column", "group_size"):
-            raise unknown(f"data.{name}", name, ["column", "group_size", *DataSection.model_fields])
+            raise unknown(f"data.{name}", name, ["column", "group_size", *DataSection.model_fields], value)
     if not pooled.groups:
         raise ConfigError("data.partition", "column", f"{section.name} has no columns of clients; choose another one")
     if "column" not in settings:

@@ -327,7 +327,7 @@ def clear(error: Any) -> ConfigError:
         }
         inner |= {"sweep": SweepSection, "data": SplitSection}
         model: Any = ExperimentSection if len(loc) == 1 else inner[loc[0]]
-        return unknown(field, str(loc[-1]), model.model_fields)
+        return unknown(field, str(loc[-1]), model.model_fields, error["input"])
     if kind in ("missing", "too_short"):
         return ConfigError(field, None, f"this is missing; add {_MISSING.get(field, 'it')}")
     if kind == "model_type":

@@ -49,8 +49,15 @@ def encode(rows: Any) -> Any:
         return np.asarray(rows, np.float32).reshape(len(rows), -1)
     if not len(rows):
         raise ValueError("there are no rows")
+    if isinstance(rows, dict) and any(np.ndim(column) == 0 for column in rows.values()):
+        raise ValueError("this is one row; give a list of rows, [row]")
+    needed = {column["name"] for column in about()["columns"]}
     if isinstance(rows, list):
-        rows = {name: [row.get(name) for row in rows] for name in rows[0]}
+        names = {name: None for row in rows for name in row}
+        for k, row in enumerate(rows):
+            if lacking := [name for name in names if column_name(name) in needed and name not in row]:
+                raise ValueError(f"row {k} (from 0) has no {lacking[0]!r}; give None where a cell is empty")
+        rows = {name: [row.get(name) for row in rows] for name in names}
     given = {name: rows[each] for name, each in zip(_names(rows), rows, strict=True)}
     if lacking := [column["name"] for column in about()["columns"] if column["name"] not in given]:
         raise ValueError(f"there are no columns {lacking}; there are {list(given)}")
@@ -128,7 +135,10 @@ def main(path: str) -> None:
             rows = list(csv.reader(file, skipinitialspace=True, strict=True))
         except csv.Error as error:
             raise ValueError(f"a quote is not closed, or stands inside of a cell ({error})") from None
-    head, *lines = (line for line in rows if len(line) > 1 or any(line))  # all but empty ones
+    rows = [line for line in rows if len(line) > 1 or any(line)]  # all but empty ones
+    if not rows:
+        raise ValueError("the file is empty")
+    head, *lines = rows
     names = _names(" ".join(name.split()) for name in head)
     if other := [line for line in lines if len(line) != len(names)]:
         what = f"a row has {len(other[0])} cells and the first line {len(names)} names"
