@@ -404,6 +404,8 @@ def test_what_can_be_read_in_two_ways_is_asked_for(folder):
         ('"age\n(years)",ill\n50,0\n60,1\n40,0\n', ("age (years)",), ""),
         ("a,b,ill\r\n1,2,0\r\n3,4,1\r\n", ("a", "b"), ""),
         ('"a","b","ill"\n"1","2","0"\n"3","4,5","1"\n', ("a", "b"), "decimals with ','"),
+        ('x,z,ill\n1.5,"49,31",0\n2.5,"7,25",1\n', ("x", "z"), "decimals with ',' and '.'"),
+        ("x,z,ill\n1.5,49.31,0\n2.5,7.25,1\n", ("x", "z"), ""),
         (gzip.compress(b"a,ill\n1,0\n2,1\n", mtime=0), ("a",), ""),
     ],
 )  # fmt: skip

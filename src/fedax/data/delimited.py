@@ -96,7 +96,7 @@ def read_csv(
         if name not in exact and columns[name].dtype == object:
             columns[name] = stored(pyarrow.array(columns[name], pyarrow.string(), from_pandas=True))
     read = pandas.DataFrame(columns)
-    usual = {"separated by {!r}": ",", "decimals with {!r}": ".", "text in {}": "UTF-8"}
+    usual = {"separated by {!r}": ",", "decimals with {}": "'.'", "text in {}": "UTF-8"}
     ways = zip(usual.items(), (separator, vote, found), strict=True)
     read.attrs["written"] = ", ".join([*(way.format(this) for (way, other), this in ways if this != other), *left_out])
     return read
@@ -394,7 +394,7 @@ def read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: st
     those of the file, then the option.
 
     Returns:
-        What decimals are written with in this file.
+        What decimals are written with in this file, as words.
     """
     found: dict[str, _Numbers] = {}
 
@@ -406,13 +406,13 @@ def read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: st
         if name not in but and _floats(column) is None:
             look(name, _different(column))
     if decimal != "," and not any(each.marked for each in found.values()):
-        return decimal or "."
+        return repr(decimal or ".")
     for name, column in columns.items():
         if name not in but and (numbers := _floats(column)) is not None:
             values = np.unique(numbers[numbers % 1 > 0])
             look(name, [text_of(value) for value in values[:_SAMPLE]])
     votes = {"," for each in found.values() if each.commas} | {"." for each in found.values() if each.points}
-    vote = decimal or (votes.pop() if len(votes) == 1 else None)
+    vote = decimal or (next(iter(votes)) if len(votes) == 1 else None)
     for name, numbers in found.items():
         own = {mark for mark, has in ((",", numbers.commas), (".", numbers.points)) if has}
         marks = decimal or (own.pop() if len(own) == 1 else None) or vote
@@ -431,7 +431,7 @@ def read_numbers(path: Path, columns: dict[str, Any], but: set[str], decimal: st
         changed = {text: _with_point(text.strip(), marks, dotted, decimal) for text in texts}
         if any(text.strip() != new for text, new in changed.items()):
             columns[name] = column.astype(object).map(changed)
-    return vote or "."
+    return " and ".join(map(repr, sorted(votes if len(votes) > 1 and not decimal else {vote or "."})))
 
 
 def _with_point(text: str, marks: str | None, dotted: bool, decimal: str | None) -> str:

@@ -83,7 +83,7 @@ def read_workbook(
         cells = pyarrow.array(merged, pyarrow.string(), from_pandas=True)
         read[name] = cells.to_pandas() if name in exact else stored(cells)
     table = pandas.DataFrame(read)
-    table.attrs["written"] = ", ".join([*notes, *([f"decimals with {vote!r}"] if vote != "." else [])])
+    table.attrs["written"] = ", ".join([*notes, *([f"decimals with {vote}"] if vote != "'.'" else [])])
     return table
 
 
