@@ -57,8 +57,8 @@ EXAMPLES = [
 NOT_SETTINGS = {
     "Aggregator", "Algorithm", "LocalMethod", "Participation", "Regularizer", "Schedule", "Solver", "Staleness", "Work",
     "FromFunction", "Optax", "OptaxServer", "Task", "FederatedData", "Vector", "Change", "Exchange",
-    "Baselines", "Cohort", "Comparison", "Compressor", "Distribution", "Message", "Model", "Oracle", "Round", "Run", "Sweep", "Traits",
-    "Arrivals", "show_progress",
+    "Baselines", "Cohort", "Comparison", "Compressor", "Distribution", "Message", "Model", "Oracle", "Round", "Run",
+    "Sweep", "Traits", "Arrivals", "show_progress",
 }  # fmt: skip
 
 

@@ -75,7 +75,8 @@ def read_csv(
         line = content.count(b"\n", 0, zero) + 1
         raise DataError(f"{path}: line {line} has a character 0; the file is damaged, or in another encoding")
     content = content if content.endswith(b"\n") else content + b"\n"
-    content = re.sub(rb'\A"?sep=."?(?=\r?\n)', b"", content)  # a line for Excel; what separates cells is found
+    if for_excel := re.match(rb'"?sep=."?(?=\r?\n)', content):  # what separates cells is found here
+        content = content[for_excel.end() :]
     names, separator, begin = _header(path, content)
     rows = _parsed(content, begin, names, separator)
     if rows is None:

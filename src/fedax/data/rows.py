@@ -116,10 +116,10 @@ def _repeated(arrays: Arrays, columns: list[np.ndarray]) -> list[Note]:
     if repeats < max(5, 0.01 * n):
         return []
     codes = np.stack([np.unique(each, return_inverse=True)[1] for each in columns], axis=1)
-    different = np.unique(codes, axis=0)  # copies are no measure of how often values coincide by chance
+    different = np.unique(codes, axis=0)
     if len(different) < 2:
         return []
-    known = -sum(math.log(_collision(each)) for each in different.T) / 2
+    known = -sum(math.log(_collision(*each)) for each in zip(codes.T, different.T, strict=True)) / 2
     if pairs < 10 * (n * (n - 1) / 2 * math.exp(-known)):
         return []
     several = values[times > 1]
@@ -131,8 +131,14 @@ def _repeated(arrays: Arrays, columns: list[np.ndarray]) -> list[Note]:
     return [Note("", "rows", f"{repeats} of {n} rows repeat another one{at}")]
 
 
-def _collision(codes: np.ndarray) -> float:
-    """How probably two of the rows have the same value, at least that of one pair."""
+def _collision(codes: np.ndarray, different: np.ndarray) -> float:
+    """How probably two rows have the same value, at least that of one pair.
+
+    Args:
+        codes: [n] the rows' values, from 0 on.
+        different: [m] those of the rows without copies, which alone count where most have a value of their own.
+    """
+    codes = different if len(different) < 2 * len(np.unique(different)) else codes
     times = np.bincount(codes)
     return float(max((times * (times - 1)).sum(), 1) / (len(codes) * (len(codes) - 1)))
 
