@@ -291,6 +291,7 @@ def test_a_public_page(tmp_path):
         assert words in text, words
 
 
+@pytest.mark.filterwarnings("ignore:privacy. the server works with local steps")
 def test_runs_of_one_folder_spend_together_what_their_ledger_says(tmp_path):
     """Methods with one seed have the same cohorts: more than the sum of their ε is spent, where cohorts are drawn."""
     data = NEIGHBOURS["losses"][0][0][0]

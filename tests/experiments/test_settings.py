@@ -3,6 +3,7 @@
 import copy
 import datetime
 import inspect
+from functools import partial
 
 import pandas
 import pytest
@@ -35,16 +36,17 @@ EVERYWHERE = ("name", "clients", "partition", "seed", "weights", "split")
 def data(tmp_path_factory):
     """The sections data of a CSV file's kind, by their names."""
     place = tmp_path_factory.mktemp("tables")
-    for name in ("a", "b"):
+    for name in ("a", "b"):  # a folder for each kind of files
         frame = pandas.DataFrame({"0": [0.1, 0.2, 0.7] * 9, "1": [0, 1, 1] * 9, "ward": ["A", "B", "B"] * 9})
-        frame.to_csv(place / f"{name}.csv", index=False)
-        frame.to_parquet(place / f"{name}.parquet")
-    fedax.data.from_csv(place, label="1").save(place / "saved")
+        for kind, write in {"csv": partial(frame.to_csv, index=False), "parquet": frame.to_parquet}.items():
+            (place / kind).mkdir(exist_ok=True)
+            write(place / kind / f"{name}.{kind}")
+    fedax.data.from_csv(place / "csv", label="1").save(place / "saved")
     sections = {"folder": {"name": "folder", "path": str(place / "saved")}}
     for name in DATA:
         first = next(iter(FEDERATIONS.get(name).arguments))
         label = {"label": "1"} if name in ("csv", "parquet") else {}
-        sections.setdefault(name, {"name": name, first: str(place), **label})
+        sections.setdefault(name, {"name": name, first: str(place / name if label else place), **label})
     return sections
 
 

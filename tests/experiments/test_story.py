@@ -105,7 +105,9 @@ def test_new_patients(story, tmp_path):
     with_labels = new.assign(readmitted=pool["readmitted"].iloc[:50])
     with_labels.assign(readmitted=[None, "yes"] * 25).to_csv(tmp_path / "some.csv", index=False)
     result = command("predict", model, tmp_path / "some.csv", "--out", tmp_path / "r.csv")
-    assert "accuracy" not in result and (tmp_path / "r.csv").read_bytes() == (tmp_path / "p.csv").read_bytes()
+    decided_yes = (found["prediction"][1::2] == "yes").mean()
+    assert "Of the 25 rows with labels: loss" in result and f"accuracy {100 * decided_yes:.2f} %" in result
+    assert (tmp_path / "r.csv").read_bytes() == (tmp_path / "p.csv").read_bytes()
     with pytest.warns(fedax.DoubtfulWarning):
         assert (fedax.load_model(model).predict(with_labels.assign(readmitted=None)) == found["prediction"]).all()
     with_labels.to_csv(tmp_path / "labels.csv", index=False)
@@ -121,7 +123,7 @@ def test_new_patients(story, tmp_path):
         ("new.csv", "none/p.csv", "there is no such folder"),
         ("short.csv", "p.csv", "there is no column 'glucose'"),
         ("none.csv", "p.csv", "none.csv: cannot be read"),
-        ("new.txt", "p.csv", "give a .csv"),
+        ("new.doc", "p.csv", "give a .csv"),
         ("new.npy", "p.csv", "x: examples of shape"),
     ],
 )
@@ -129,7 +131,7 @@ def test_what_cannot_be_predicted(name, out, message, story, tmp_path):
     place, pool, _ = story
     pool.iloc[:5].to_csv(tmp_path / "new.csv", index=False)
     pool.iloc[:5].drop(columns="glucose").to_csv(tmp_path / "short.csv", index=False)
-    (tmp_path / "new.txt").write_text("a")
+    (tmp_path / "new.doc").write_text("a")
     np.save(tmp_path / "new.npy", np.ones((3, 2), np.float32))
     (tmp_path / "there.csv").write_text("mine")
     model = place / "run" / "models" / "fedavg-seed0.safetensors"
