@@ -291,7 +291,8 @@ def plan(checked: CheckedInput) -> PlannedRun:
     checked.algorithm.traits().refuse(missing=made.missing, unequal=made.steps is None)
     check_aggregator(asked.aggregate, checked.algorithm, x)
     hyper = Hyper(checked.algorithm, work, participation.bind(census.weights), checked.wire)
-    check_draws(hyper, census, made, key, int(asked.rounds))
+    drawn = functools.partial(check_draws, hyper, census, made, key, int(asked.rounds))
+    asked.shared.once("drawn", drawn, census, participation, work)
     stream = here is not None and streamed(place.stream, here, checked.own, made.devices)
     return PlannedRun(made, hyper, key, x, stops, lossy, stream)
 
