@@ -15,6 +15,7 @@ import pytest
 import fedax
 from fedax.engine import dry_run
 from fedax.engine.dry_run import DryRun
+from fedax.engine.fingerprint import is_program
 from fedax.engine.make import make_job
 from fedax.wire import averages
 
@@ -25,7 +26,7 @@ def programs(method: fedax.Algorithm, monkeypatch: pytest.MonkeyPatch, **options
     """The jaxprs of the start and of a round; nothing is compiled."""
     results: list[Any] = []
     monkeypatch.setattr(
-        dry_run, "DryRun", lambda forms, idle, *traced: results.append(traced) or DryRun(forms, idle, *traced)
+        dry_run, "DryRun", lambda *given: results.append([each for each in given if is_program(each)]) or DryRun(*given)
     )
     dry_run._dry_run.cache_clear()
     with jax.enable_x64(True):
