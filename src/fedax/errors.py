@@ -125,7 +125,7 @@ class BadClientWarning(UserWarning):
 
 
 class DoubtfulWarning(UserWarning):
-    """Data that may be damaged: cells of a file that span lines, or cells of new rows unlike any in training."""
+    """Data to look at: cells of a file that span lines, cells of new rows unlike any in training, files not read."""
 
 
 class TrackingWarning(UserWarning):

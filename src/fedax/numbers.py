@@ -104,8 +104,12 @@ def has_truth_values(given: Any) -> bool:
     return isinstance(given, bool | np.bool_) or getattr(given, "dtype", None) == np.dtype(bool)
 
 
-def check_answers(field: str, value: Any, function: Callable[[np.ndarray], Any], given: np.ndarray) -> None:
+def check_answers(
+    field: str, value: Any, function: Callable[[np.ndarray], Any], given: np.ndarray, finite: bool = True
+) -> None:
     """Raise unless a function of ``value``, which the user may have written, answers each of ``given`` by a number ≥ 0.
+
+    ``finite``: whether these may not be infinite.
 
     Raises:
         ConfigError: it answers something else.
@@ -116,14 +120,14 @@ def check_answers(field: str, value: Any, function: Callable[[np.ndarray], Any],
         Traceback (most recent call last):
         fedax.errors.ConfigError: clock.step = 'mine': log(0.5) is -0.693147; it has to be a finite number of at least 0
     """
-    name = function.__name__
+    name = getattr(function, "__name__", "its function")
     answers = np.asarray(call(field, f"{name}(array)", function, given))
     if answers.shape != given.shape or answers.dtype.kind not in "iuf":
         what = f"an array {list(answers.shape)} of {answers.dtype}"
         raise ConfigError(field, value, f"{name}(array of {len(given)}) is {what}; give one number for each")
-    if len(bad := np.flatnonzero(~(np.isfinite(answers) & (answers >= 0)))):
+    if len(bad := np.flatnonzero(~((answers >= 0) & (np.isfinite(answers) | (not finite))))):
         what = f"{name}({given[bad[0]]:g}) is {answers[bad[0]]:g}"
-        raise ConfigError(field, value, f"{what}; it has to be a finite number of at least 0")
+        raise ConfigError(field, value, f"{what}; it has to be a {'finite ' * finite}number of at least 0")
 
 
 def misfit(array: np.ndarray, kind: Any) -> tuple[int, ...] | None:

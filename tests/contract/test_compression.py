@@ -325,4 +325,4 @@ def test_a_compressor_of_ones_own_has_to_restore_all_numbers_and_for_feedback_to
     with pytest.raises(CodeError, match=r"Mine\.restore gives float32\[4\] for a vector \[3\]"):
         Mine().encode(None, jnp.ones(3))[0].decode()
     with pytest.raises(ConfigError, match=r"of = Mine\(\): .*omega.*alpha"):
-        fedax.ErrorFeedback(Mine())
+        fedax.ErrorFeedback(Mine()).alpha(3)

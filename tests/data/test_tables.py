@@ -53,6 +53,15 @@ def test_files_are_clients(files):
     assert list(new.examples) == ["x"] and new.examples["x"][1].tolist()[1:] == [1, 0, 0]
 
 
+def test_what_a_list_names_beside_a_folder_is_not_missed(files, tmp_path):
+    files(north=NORTH)
+    (tmp_path / "hospitals" / "south.tsv").write_text(SOUTH.replace(",", "\t"))
+    with pytest.warns(DoubtfulWarning, match=r"not read: 'south\.tsv'"):
+        assert data.from_csv("hospitals", label="ill").names == ("north",)
+    named = data.from_csv(["hospitals", "hospitals/south.tsv"], label="ill")  # without a warning
+    assert named.names == ("north", "south")
+
+
 def test_a_column_says_whose_each_row_is(files):
     files(one="site,age,ill\nb-10,1,0\nb-2,2,1\nb-10,3,1\n", two="age,site,ill\n9,b-2,0\n8,c,1\n7,c,0\n")
     federated = data.from_csv("hospitals/*.csv", label="ill", client="site")

@@ -445,21 +445,41 @@ def cohort(ids, weights=(0.2, 0.3, 0.5)):
         ({"participation": Drawn(cohort([2, 0, 2]))}, "participation = Drawn.*round 0.*twice"),
         ({"participation": Drawn(lambda r: cohort([0, 1, jnp.where(r < 4, 2, 7)])(r))}, "round 4.*client 7 of 5"),
         ({"participation": Drawn(cohort([0, 1, -1]))}, "client -1 of 5"),
-        ({"participation": Drawn(cohort([True, False, True]))}, "ids are of bool"),
+        ({"participation": Drawn(cohort([True, False, True]))}, "ids of bool"),
         ({"participation": Drawn(cohort([0, 1, 2], (0.5, -0.5, 1.0)))}, "weights are .*-0.5"),
         ({"participation": Drawn(cohort([0, 1, 2], (0.5, np.nan, 1.0)))}, "weights are .*nan"),
-        ({"participation": Drawn(cohort([0, 1]))}, r"two arrays \[3\]"),
-        ({"participation": Drawn(lambda index: ([0, 1, 2], [0.2, 0.3, 0.5]))}, r"two arrays \[3\]"),
+        ({"participation": Drawn(cohort([0, 1]))}, "two arrays of one length, at most 3"),
+        ({"participation": Drawn(lambda index: ([0, 1, 2], [0.2, 0.3, 0.5]))}, "two arrays of one length"),
+        ({"participation": Drawn(cohort([0, 1, 2, 3], (0.2, 0.3, 0.4, 0.1)))}, "at most 3"),
+        ({"participation": Drawn(lambda index: None)}, "two arrays of one length"),
         ({"participation": Drawn(lambda index: index["r"])}, r"participation raised .*input.py:"),
-        ({"participation": fedax.Dropout(Drawn(lambda r: fedax.Cohort(*cohort([0, 1, 7])(r))), 0.5)}, "client 7 of 5"),
+        ({"participation": fedax.Dropout(Drawn(lambda r: fedax.Cohort(*cohort([2, 0, 2])(r))), 0.1)}, "twice"),
         ({"work": Taken(0)}, "work = Taken.*round 0.*takes 0 local steps.* 1 to .* 3"),
         ({"work": Taken(4)}, "takes 4 local steps"),
         ({"work": Taken(1.5)}, r"whole numbers \[5\]"),
+        ({"work": Taken(0), "participation": Drawn(cohort([0, 1, 2]))}, "takes 0 local steps"),
     ],
 )
 def test_cohorts_and_steps_of_ones_own(options, message):
     with pytest.raises(ConfigError, match=message):
         run(**options, rounds=6)
+
+
+def test_cohorts_and_steps_of_ones_own_that_are_right_get_as_far_as_the_run():
+    """With an empty place, with arithmetic that needs a tracer, with fewer clients than places."""
+    for draw in (cohort([0, 1, 5]), lambda r: cohort([0, r.astype(int) % 2 + 1])(r)[:1] * 1 + (jnp.array([0.5, 0.5]),)):
+        with pytest.raises(AssertionError, match="compiled"):
+            run(participation=Drawn(draw), work=Taken(jnp.array(2)))
+
+
+def test_a_staleness_need_only_know_what_can_occur():
+    class Table(fedax.Staleness):
+        def weight(self, staleness):
+            return np.array([1.0, 0.5, 0.25, 0.1])[staleness]
+
+    assert fedax.Async(4, 2, staleness=Table(), max_staleness=3).max_staleness == 3
+    with pytest.raises(CodeError, match=r"pace\.staleness raised IndexError.*input.py:"):
+        fedax.Async(4, 2, staleness=Table())
 
 
 def test_parts_of_ones_own_that_the_host_calls():

@@ -82,7 +82,7 @@ class Traits(NamedTuple):
         """
         for field, words in get_type_hints(Traits).items():
             if get_origin(words) is Literal and getattr(self, field) not in get_args(words):
-                raise unknown(f"traits.{field}", getattr(self, field), get_args(words))
+                raise unknown(f"traits.{field}", getattr(self, field), filter(None, get_args(words)))
         if self.cohorts == "all" and missing is not None:
             hint = "is defined for full participation only; use Full(), and no guard that leaves clients out"
             raise ConfigError("participation", missing, f"{self.name} {hint}")

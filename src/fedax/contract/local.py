@@ -395,6 +395,8 @@ def sgd_rate(method: LocalMethod) -> Number:
 
 def excess(method: LocalMethod, d: Vector, x: Vector, round: Round) -> Vector:
     """What is to be subtracted from Σ ω_i Δ_i where Σ ω_i is not 1 and all steps contain ``d``, which is known."""
+    if isinstance(round.shortfall, float):  # of private uploads, 0
+        return zeros_like(x)
     if method.solver is not None:
         step, _ = method.solver.step(x, method.solver.init(x), d, 0, x)
         return Vector(((round.shortfall * round.mean_steps) * (x - step)).tree)

@@ -151,7 +151,7 @@ def _classes(data: FederatedData, stratify: Any) -> np.ndarray | None:
         name = "y" if stratify is True else stratify
         names = data.examples if isinstance(data.examples, dict) else {}
         if name not in names:
-            raise unknown("stratify", name, ["rare", "true", *names])
+            raise unknown("stratify", name, ["rare", *names], stratify)
         stratify = names[name]
     classes = np.asarray(stratify)
     if classes.shape != (data.num_examples,) or classes.dtype.kind not in "biufSU":

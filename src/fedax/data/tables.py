@@ -58,7 +58,19 @@ from fedax.files import name_of, regular
 _TEXTS = (".csv", ".tsv", ".txt")
 TABLES = (*_TEXTS, *(f"{each}.gz" for each in _TEXTS), *workbooks.ENDINGS, ".parquet")  # of :func:`read_table`
 # What may be tables; of .json are summaries, plans and transforms that fedax itself writes beside tables.
-_LIKE_TABLES = (*TABLES, ".arrow", ".feather", ".jsonl", ".xls", ".sas7bdat", ".dta", ".zip", ".gz", ".bz2", ".xz")
+_LIKE_TABLES = (
+    *TABLES,
+    ".arrow",
+    ".feather",
+    ".jsonl",
+    ".xls",
+    ".sas7bdat",
+    ".dta",
+    ".csv.bz2",
+    ".csv.xz",
+    ".csv.zip",
+    ".zip",
+)
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
 Target = Literal["log"] | None
@@ -559,13 +571,20 @@ def _by_client(files: Files, ending: str, client: str | None, read: Callable[[Pa
 
 
 def _paths_of(files: Files, ending: str) -> list[Path]:
+    paths = _found(files, ending)
+    for each in [files] if isinstance(files, str | os.PathLike) else files:
+        if os.path.isdir(each):
+            note_unread(Path(each), paths)
+    return paths
+
+
+def _found(files: Files, ending: str) -> list[Path]:
     if isinstance(files, str | os.PathLike):
         text = os.fspath(files)
         place = Path(text)
         if place.is_dir():
             endings = ((ending, f"{ending}.gz"), ("xlsx",)) if ending == "csv" else ((ending,),)
             if paths := next(filter(None, (_listed(place, *each) for each in endings)), []):
-                note_unread(place, paths)
                 return sorted(paths, key=_sort_key)
             raise ConfigError("files", text, f"no *.{ending} is in this folder")
         if place.exists():
@@ -579,7 +598,7 @@ def _paths_of(files: Files, ending: str) -> list[Path]:
         raise ConfigError("files", text, what)
     if not isinstance(files, Sequence) or not files or not all(isinstance(each, str | os.PathLike) for each in files):
         raise ConfigError("files", files, 'give a pattern such as "hospitals/*.csv", a folder, or a list of files')
-    return [path for each in files for path in _paths_of(each, ending)]
+    return [path for each in files for path in _found(each, ending)]
 
 
 def _listed(folder: Path, *endings: str) -> list[Path]:

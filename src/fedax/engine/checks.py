@@ -3,7 +3,7 @@
 import functools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from fedax.engine import processes
 from fedax.engine.declared import check_kinds
 from fedax.engine.dry_run import same_structure
 from fedax.engine.layers import Forms
-from fedax.engine.loop import Hyper
+from fedax.engine.loop import Hyper, draw_cohort, draw_steps, stage_key
 from fedax.engine.options import TRAIN_LOSS, Options
 from fedax.engine.plan import RunPlan
 from fedax.errors import ConfigError, DataError, ExampleError, call, of_a_library
@@ -270,57 +270,72 @@ def check_feedback(aggregate: Aggregator | None, up: Compressor) -> None:
 
 
 def check_draws(hyper: Hyper, census: Census, plan: RunPlan, key: Array, rounds: int) -> None:
-    """Raise unless a participation and a work of the user's own draw what they should in the first rounds.
+    """Raise unless a participation and a work of the user's own draw what they should in the first rounds of a run.
 
     Raises:
         ConfigError: numbers that are no clients, or no weights, or no local steps; a client twice in a round.
         CodeError: they raise an error.
     """
-    n, weights = census.num_clients, jnp.asarray(census.weights, float)
-    sizes, batch = jnp.asarray(census.sizes), plan.batch_size
-    for r in range(min(rounds, _DRAWN)):
-        key_, index = jax.random.fold_in(key, r), jnp.int32(r)
-        for part in _own(hyper.participation):
-            drawn = call("participation", "draw(key, weights, index)", part.draw, key_, weights, index)
-            if problem := _cohort_problem(drawn, n, part.places(n)):
-                raise ConfigError("participation", part, f"in round {r} {problem}")
-        for part in _own(hyper.work):
-            draw = part.at(index).draw
-            steps = call("work", "draw(key, ids, sizes, batch_size)", draw, key_, jnp.arange(n), sizes, batch)
-            if problem := _steps_problem(steps, n, part.largest(census.sizes, batch)):
-                raise ConfigError("work", part, f"in round {r} {problem}")
+    participation, work, n = hyper.participation, hyper.work, census.num_clients
+    works = plan.steps is None  # else nobody asks how many steps are taken
+    if not rounds or not (_is_own(participation) or (works and _is_own(work))):
+        return
+    weights, sizes = jnp.asarray(census.weights, float), jnp.asarray(census.sizes, jnp.int32)
+    places, batch = participation.places(n), plan.batch_size
+
+    def drawn(hyper: Hyper, index: Array) -> tuple[Array, Array, Array]:
+        of_round = stage_key(key, index, "exchanges")
+        cohort = call("participation", "draw(key, weights, index)", draw_cohort, hyper, weights, of_round, index)
+        if problem := _no_cohort(cohort, places):
+            raise ConfigError("participation", participation, problem)
+        known = jnp.clip(cohort[0], 0, n - 1)
+        if not works:
+            return *cohort, jnp.ones_like(known)
+        of_work = hyper.work.at(index), of_round, known, sizes[known], batch
+        steps = call("work", "draw(key, ids, sizes, batch_size)", draw_steps, *of_work)
+        if getattr(steps, "shape", None) != known.shape or steps.dtype.kind not in "iu":
+            raise ConfigError(
+                "work", work, f"draw gives no array of whole numbers {list(known.shape)}, one for each id"
+            )
+        return *cohort, steps
+
+    look = jax.jit(lambda hyper, indices: jax.lax.map(functools.partial(drawn, hyper), indices))
+    parts = Hyper(None, work, participation, None)  # type: ignore[arg-type]
+    all_drawn = map(np.asarray, look(parts, jnp.arange(min(rounds, _DRAWN), dtype=jnp.int32)))
+    largest = work.largest(census.sizes, batch) if works else 1
+    for r, (ids, of_clients, steps) in enumerate(zip(*all_drawn, strict=True)):
+        if problem := _cohort_problem(ids, of_clients, n):
+            raise ConfigError("participation", participation, f"in round {r} {problem}")
+        if (bad := steps[(ids < n) & ((steps < 1) | (steps > largest))]).size:
+            hint = f"there have to be 1 to largest(sizes, batch_size), {largest}"
+            raise ConfigError("work", work, f"in round {r} a client takes {bad[0]} local steps: {hint}")
 
 
-def _own(part: Unknown) -> Iterator[Unknown]:
-    """Of a part of a run and those that it is made of, those of a class of the user's."""
-    if not of_a_library(type(part).__module__):
-        yield part
-    for each in vars(part).values():
-        if isinstance(each, Settings):
-            yield from _own(each)
+def _is_own(part: Settings) -> bool:
+    """Whether a part of a run, or one that it is made of, is of a class of the user's."""
+    inner = (each for each in vars(part).values() if isinstance(each, Settings))
+    return not of_a_library(type(part).__module__) or any(map(_is_own, inner))
 
 
-def _cohort_problem(drawn: Unknown, n: int, places: int) -> str:
-    """What is wrong with a cohort of ``n`` clients; empty if nothing is."""
-    if len(drawn) != 2 or any(getattr(each, "shape", None) != (places,) for each in drawn):
-        return f"draw gives no two arrays [{places}]: ids, and weights of clients"
-    ids, weights = map(np.asarray, drawn)
-    there = ids[ids < n]
-    if ids.dtype.kind not in "iu":
-        return f"ids are of {ids.dtype}: give whole numbers, and N for an empty place"
-    if len(strange := ids[(ids < 0) | (ids > n)]):
-        return f"client {strange[0]} of {n} is drawn: ids are 0 to {n - 1}, and {n} is an empty place"
-    if len({*there.tolist()}) < len(there):
-        return "a client is drawn twice: give it one place, with the sum of the weights"
-    if not (np.isfinite(weights[ids < n]) & (weights[ids < n] >= 0)).all():
-        return f"weights are {weights.tolist()}: they have to be finite, and at least 0"
+def _no_cohort(drawn: Unknown, places: int) -> str:
+    """Why something that was drawn is no cohort; empty if it is one."""
+    arrays = drawn if isinstance(drawn, tuple) else ()
+    shapes = {getattr(each, "shape", None) for each in arrays}
+    shape = shapes.pop() if len(arrays) == 2 and len(shapes) == 1 else None
+    if shape is None or len(shape) != 1 or shape[0] > places:
+        return f"draw gives no two arrays of one length, at most {places}: the clients' ids and weights"
+    if drawn[0].dtype.kind not in "iu":
+        return f"draw gives ids of {drawn[0].dtype}: give whole numbers, and N for an empty place"
     return ""
 
 
-def _steps_problem(steps: Unknown, n: int, largest: int) -> str:
-    if getattr(steps, "shape", None) != (n,) or steps.dtype.kind not in "iu":
-        return f"draw gives no array of whole numbers [{n}], one for each of these ids"
-    taken = np.asarray(steps)
-    if not (bad := taken[(taken < 1) | (taken > largest)]).size:
-        return ""
-    return f"a client takes {bad[0]} local steps: there have to be 1 to largest(sizes, batch_size), {largest}"
+def _cohort_problem(ids: np.ndarray, weights: np.ndarray, n: int) -> str:
+    """What is wrong with a cohort of ``n`` clients; empty if nothing is."""
+    there = ids < n
+    if len(strange := ids[(ids < 0) | (ids > n)]):
+        return f"client {strange[0]} of {n} is drawn: ids are 0 to {n - 1}, and {n} is an empty place"
+    if len(np.unique(ids[there])) < there.sum():
+        return "a client is drawn twice: give it one place, with the sum of the weights"
+    if not (np.isfinite(weights[there]) & (weights[there] >= 0)).all():
+        return f"weights are {weights.tolist()}: they have to be finite, and at least 0"
+    return ""

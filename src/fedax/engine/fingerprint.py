@@ -230,12 +230,15 @@ def _texts(name: str, value: Unknown) -> dict[str, str]:
 
 def _of_host(part: Unknown) -> Unknown:
     """What a part of the user's own answers to a few questions, of one that Python calls and JAX does not trace."""
-    if isinstance(part, Staleness):
-        return part.weight(np.arange(20))
-    if isinstance(part, Distribution):
-        return part.quantile(np.linspace(0.05, 0.95, 19))
-    if isinstance(part, Compressor):
-        return [part.bits(ArrayForm.of(jax.ShapeDtypeStruct((d,), jnp.float32))) for d in (10, 1000)]
+    try:
+        if isinstance(part, Staleness):
+            return part.weight(np.arange(20))
+        if isinstance(part, Distribution):
+            return part.quantile(np.linspace(0.05, 0.95, 19))
+        if isinstance(part, Compressor):
+            return [part.bits(ArrayForm.of(jax.ShapeDtypeStruct((d,), jnp.float32))) for d in (10, 1000)]
+    except Exception:
+        pass
     return None
 
 

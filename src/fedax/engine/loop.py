@@ -280,10 +280,7 @@ def download_of(
 
 def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: RunPlan) -> tuple[Clients, Round]:
     """The clients of a round with their steps, and what the server knows about the round. ``key`` is the round's."""
-    cohort_key: Array = jax.random.fold_in(key, _COHORT)
-    if isinstance(hyper.method, Private):  # sampling amplifies privacy only if nobody knows who was drawn
-        cohort_key = salted(cohort_key, hyper.method.cohorts)
-    ids, weights = hyper.participation.draw(cohort_key, fed.weights, index)
+    ids, weights = draw_cohort(hyper, fed.weights, key, index)
     usual = jnp.int32(plan.max_steps if plan.steps is None else plan.steps)
     clients = placed(fed, ids, weights, usual, plan)
     if plan.steps is None:
@@ -331,6 +328,15 @@ def round_of(clients: Clients, index: Array, key: Array, plan: RunPlan) -> Round
         total=nonzero(jnp.sum(clients.weights)),
         ids=clients.ids,
     )
+
+
+def draw_cohort(hyper: Hyper, weights: Array, key: Array, index: Array) -> tuple[Array, Array]:
+    """The cohort of a round by the participation; ``key`` is the round's."""
+    cohort_key: Array = jax.random.fold_in(key, _COHORT)
+    if isinstance(hyper.method, Private):  # sampling amplifies privacy only if nobody knows who was drawn
+        cohort_key = salted(cohort_key, hyper.method.cohorts)
+    cohort: tuple[Array, Array] = hyper.participation.draw(cohort_key, weights, index)
+    return cohort
 
 
 def draw_steps(work: Work, key: Array, ids: Array, sizes: Array, batch_size: int | None) -> Array:

@@ -157,6 +157,7 @@ class Traced(NamedTuple):
         program: gives a digest of what a round is made of.
         ledger: what the run spends of privacy, or ``None``.
         rounds, stops: as of :class:`Job`.
+        told: whether the server works with unequal local steps, of which privacy lets it know the largest number alone.
     """
 
     method: Algorithm
@@ -166,6 +167,7 @@ class Traced(NamedTuple):
     ledger: "Ledger | None"
     rounds: int
     stops: tuple[int, ...]
+    told: bool
 
 
 @takes(JobOptions)
@@ -291,8 +293,8 @@ def plan(checked: CheckedInput) -> PlannedRun:
     checked.algorithm.traits().refuse(missing=made.missing, unequal=made.steps is None)
     check_aggregator(asked.aggregate, checked.algorithm, x)
     hyper = Hyper(checked.algorithm, work, participation.bind(census.weights), checked.wire)
-    drawn = functools.partial(check_draws, hyper, census, made, key, int(asked.rounds))
-    asked.shared.once("drawn", drawn, census, participation, work)
+    look = functools.partial(check_draws, hyper, census, made, key, int(asked.rounds))
+    asked.shared.once("draws", look, asked.data, asked.participation, asked.work, of=(asked.rounds, checked.batch_size))
     stream = here is not None and streamed(place.stream, here, checked.own, made.devices)
     return PlannedRun(made, hyper, key, x, stops, lossy, stream)
 
@@ -325,16 +327,14 @@ def trace(checked: CheckedInput, planned: PlannedRun) -> Traced:
         private.known, census=census, participation=participation, plan=plan, rounds=rounds
     )
     layers = layered(hyper.method, alone, up, wire, traced, with_numbers)
-    if layers.made.uses_steps and plan.steps is None:
-        text = f"privacy: the server works with local steps, and is told that all clients take {plan.max_steps}, which "
-        text += "is the most: it steps further than without privacy. Give all equally many, or a smaller server_lr"
-        warnings.warn(text, UserWarning, stacklevel=caller_level())
     noise = ""
     if isinstance(layers.method, Private) and layers.method.privacy.bands > 1:
         noise = f" {layers.method.coefficients.tolist()}"  # another mechanism where it is meant for other rounds
     forms = known_forms(layers.made.forms, layers.method, wire)
     forms = secured.forms(wire, layers.compressed, participation, census, forms)
-    return Traced(layers.method, layers.compressed, forms, lambda: layers.made.digest + noise, ledger, rounds, stops)
+    told = layers.made.uses_steps and plan.steps is None
+    digest = lambda: layers.made.digest + noise  # noqa: E731
+    return Traced(layers.method, layers.compressed, forms, digest, ledger, rounds, stops, told)
 
 
 def _warn_of(task: Task, idle: list[str], number: int) -> None:
@@ -355,6 +355,11 @@ def bind(checked: CheckedInput, planned: PlannedRun, traced: Traced) -> Job:
     # At nodes time is measured.
     clock = None if here is None or asked.clock is None else asked.clock.bind(census, asked.seed)
     _check_start(checked, planned)
+    if traced.told:
+        text = f"privacy: the server works with local steps, and is told that all clients take {plan.max_steps}, "
+        text += "the most that one may. Give all equally many; "
+        text += "where it steps too far, a smaller server_lr makes up for it"
+        warnings.warn(text, UserWarning, stacklevel=caller_level())
     row = jax.eval_shape(first_state, traced.method, x)[1]
     paced = pacing(asked, planned.hyper.method, row, traced.forms[1][0])
     memory = "nodes"

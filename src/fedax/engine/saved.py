@@ -19,7 +19,7 @@ import fedax
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
 from fedax.data.doubts import Doubts, in_words, refuse
-from fedax.data.federated import check_is_array
+from fedax.data.federated import FederatedData, check_is_array
 from fedax.data.formats import parse_json
 from fedax.data.tables import is_table, table_of
 from fedax.engine.checkpoint import with_head
@@ -195,7 +195,7 @@ class Model:
             if self.transform is None:
                 raise DataError("x: a table, but the model was trained on arrays; give an array")
             x = self.transform.apply(table_of(x, {}))  # labels, if there are any, are not used
-        elif not hasattr(x, "shape") and not isinstance(x, Mapping) and np.asarray(x).dtype.kind == "O":
+        elif isinstance(x, FederatedData) or (isinstance(x, list) and x and isinstance(x[0], Mapping)):
             raise DataError(f"x: a {type(x).__name__}; give an array, or a table, as pandas.DataFrame(rows) is")
         if self.example is None:
             if not all(np.ndim(leaf) for leaf in jax.tree.leaves(x)) or not jax.tree.leaves(x):

@@ -506,7 +506,7 @@ def _flag(value: Any) -> bool:
 def _quantity(field: str, value: Any, open_low: bool = False) -> Any:
     """A number, an array [N], a dictionary of numbers by name, a distribution, or what was recorded."""
     if isinstance(value, Distribution):
-        check_answers(field, value, value.quantile, np.linspace(0.001, 0.999, 999))
+        check_answers(field, value, value.quantile, np.linspace(0.001, 0.999, 999), finite=False)
     if isinstance(value, Distribution | Recorded):
         return value
     if isinstance(value, Mapping) and value:

@@ -17,6 +17,7 @@ from fedax.contract.staleness import Staleness
 from fedax.errors import ConfigError
 from fedax.numbers import MOST, check_answers, check_count, check_number
 
+_ASKED = 20  # the greatest staleness whose weight is looked at before a run
 _STARTS = ("uniform", "idle")
 _WEIGHTS = ("given", "corrected")
 _DRAWN = 4096  # random numbers that are drawn at a time
@@ -70,14 +71,15 @@ class Async(Settings):
         if self.staleness is not None and not isinstance(self.staleness, Staleness):
             hint = "give fedax.PolynomialStaleness(0.5), fedax.HingeStaleness(…) or another fedax.Staleness"
             raise ConfigError("pace.staleness", self.staleness, hint)
-        if self.staleness is not None:
-            check_answers("pace.staleness", self.staleness, self.staleness.weight, np.arange(100))
         check_number("pace.grace", self.grace, 0, fixed=True)
         for field, value, known in (("start", self.start, _STARTS), ("weights", self.weights, _WEIGHTS)):
             if value not in known:
                 raise ConfigError(f"pace.{field}", value, f"give {' or '.join(map(repr, known))}")
         if self.max_staleness is not None:
             check_count("pace.max_staleness", self.max_staleness, 0, MOST)
+        if self.staleness is not None:
+            most = _ASKED if self.max_staleness is None else min(_ASKED, self.max_staleness)
+            check_answers("pace.staleness", self.staleness, self.staleness.weight, np.arange(most + 1))
 
     def with_most(self, most: int) -> "Async":
         """Return a copy that discards answers with a greater staleness."""

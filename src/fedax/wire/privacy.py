@@ -186,6 +186,14 @@ class PrivateState(NamedTuple):
     secret: Array
 
 
+class PublicRound(Round):
+    """What a server knows of a round of private uploads, whose weights add up to 1."""
+
+    @property
+    def shortfall(self) -> Number:
+        return 0.0
+
+
 class Private(Layer):
     """A method whose server receives sums with noise, and of a round only what is public.
 
@@ -292,7 +300,7 @@ class Private(Layer):
         def each(total: Number) -> Array:
             return jnp.full(size, jnp.asarray(total, kind) / size)
 
-        return round._replace(
+        return PublicRound(*round)._replace(
             weights=each(1.0),
             steps=jnp.full(size, jnp.asarray(self.steps, round.steps.dtype)),
             present=jnp.ones(size, bool),

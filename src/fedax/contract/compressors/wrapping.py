@@ -83,7 +83,7 @@ class ErrorFeedback(Compressor):
         of: a compressor without memory, such as ``TopK(0.01)``, or a table of one.
 
     Raises:
-        ConfigError: ``of`` is no compressor, has memory, or says neither its ω nor its α.
+        ConfigError: ``of`` is no compressor, or has memory; when it is used, ``of`` says neither its ω nor its α.
 
     Source: Seide et al. 2014; Stich et al. 2018, Algorithm 1.
 
@@ -102,8 +102,6 @@ class ErrorFeedback(Compressor):
 
     def __check_init__(self) -> None:
         _check_of(self, "of")
-        if self.of.alpha(1) is None and self.of.omega(1) is None:
-            raise ConfigError("of", self.of, "it has neither omega(d) nor alpha(d), one of which has to be known here")
 
     def init(self, upload: Tree) -> Tree:
         form = ArrayForm.of(upload)
@@ -127,8 +125,14 @@ class ErrorFeedback(Compressor):
         return self.of.bits(form)
 
     def alpha(self, d: int) -> Number | None:
-        """α of C, which is applied to x + e."""
+        """α of C, which is applied to x + e.
+
+        Raises:
+            ConfigError: C says neither its ω nor its α.
+        """
         alpha, omega = self.of.alpha(d), self.of.omega(d)
+        if alpha is None and omega is None:
+            raise ConfigError("of", self.of, "it has neither omega(d) nor alpha(d), one of which has to be known here")
         return 1 / (1 + omega) if alpha is None and omega is not None else alpha
 
     def pack(self, parts: Tree, form: ArrayForm) -> np.ndarray:

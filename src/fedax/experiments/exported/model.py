@@ -54,8 +54,9 @@ def encode(rows: Any) -> Any:
     needed = {column["name"] for column in about()["columns"]}
     if isinstance(rows, list):
         names = {name: None for row in rows for name in row}
+        features = [name for name in names if column_name(name) in needed]
         for k, row in enumerate(rows):
-            if lacking := [name for name in names if column_name(name) in needed and name not in row]:
+            if lacking := [name for name in features if name not in row]:
                 raise ValueError(f"row {k} (from 0) has no {lacking[0]!r}; give None where a cell is empty")
         rows = {name: [row.get(name) for row in rows] for name in names}
     given = {name: rows[each] for name, each in zip(_names(rows), rows, strict=True)}
