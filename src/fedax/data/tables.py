@@ -58,19 +58,7 @@ from fedax.files import name_of, regular
 _TEXTS = (".csv", ".tsv", ".txt")
 TABLES = (*_TEXTS, *(f"{each}.gz" for each in _TEXTS), *workbooks.ENDINGS, ".parquet")  # of :func:`read_table`
 # What may be tables; of .json are summaries, plans and transforms that fedax itself writes beside tables.
-_LIKE_TABLES = (
-    *TABLES,
-    ".arrow",
-    ".feather",
-    ".jsonl",
-    ".xls",
-    ".sas7bdat",
-    ".dta",
-    ".csv.bz2",
-    ".csv.xz",
-    ".csv.zip",
-    ".zip",
-)
+_LIKE_TABLES = (*TABLES, ".arrow", ".feather", ".jsonl", ".xls", ".sas7bdat", ".dta", ".csv.bz2", ".csv.xz", ".zip")
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
 Target = Literal["log"] | None

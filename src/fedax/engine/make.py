@@ -294,7 +294,8 @@ def plan(checked: CheckedInput) -> PlannedRun:
     check_aggregator(asked.aggregate, checked.algorithm, x)
     hyper = Hyper(checked.algorithm, work, participation.bind(census.weights), checked.wire)
     look = functools.partial(check_draws, hyper, census, made, key, int(asked.rounds))
-    asked.shared.once("draws", look, asked.data, asked.participation, asked.work, of=(asked.rounds, checked.batch_size))
+    known = int(asked.rounds), checked.batch_size, repr(asked.work)  # a default is another object at each point
+    asked.shared.once("draws", look, asked.data, asked.participation, type(asked.work), of=known)
     stream = here is not None and streamed(place.stream, here, checked.own, made.devices)
     return PlannedRun(made, hyper, key, x, stops, lossy, stream)
 

@@ -133,7 +133,7 @@ class ErrorFeedback(Compressor):
         alpha, omega = self.of.alpha(d), self.of.omega(d)
         if alpha is None and omega is None:
             raise ConfigError("of", self.of, "it has neither omega(d) nor alpha(d), one of which has to be known here")
-        return 1 / (1 + omega) if alpha is None and omega is not None else alpha
+        return alpha if omega is None or alpha is not None else 1 / (1 + omega)
 
     def pack(self, parts: Tree, form: ArrayForm) -> np.ndarray:
         return self.of.pack(parts, form)
