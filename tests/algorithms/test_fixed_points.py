@@ -87,7 +87,7 @@ def test_eq_29_and_eq_30():
     round_ = federation(np.stack([np.eye(4)] * 7), BED.e, BED.p)
     method = fedax.create("fedavg", lr=0.1)
     close(limit(method, 100, data=round_), quad.identity_fixed_point(BED.e, BED.tau, 0.1, BED.p))
-    slow = limit(fedax.create("fedavg", lr=1e-4), 30_000, data=round_)
+    slow = limit(fedax.create("fedavg", lr=1e-4), 20_000, data=round_)
     close(slow, quad.small_lr_fixed_point(BED.e, BED.tau, BED.p), 1e-3)
     assert np.linalg.norm(slow - BED.p @ BED.e) > 0.05
 
@@ -102,10 +102,10 @@ def test_lower_bound_example():
         "work": fedax.Steps(bed.tau),
         "params": np.ones(1),
     }
-    tiny = limit(fedax.create("fedavg", lr=2e-4), 20_000, **options)
+    tiny = limit(fedax.create("fedavg", lr=2e-4), 14_000, **options)
     np.testing.assert_allclose(tiny, example.limit, rtol=1e-3)
     np.testing.assert_allclose(tiny**2, example.chi_square * example.kappa_square, rtol=1e-3)  # ‖∇F‖² = χ²κ² = 2.25
-    fednova = limit(fedax.create("fednova", lr=2e-4), 20_000, **options)
+    fednova = limit(fedax.create("fednova", lr=2e-4), 14_000, **options)
     np.testing.assert_allclose(fednova, 0.0, atol=1e-3)
 
 
@@ -127,12 +127,12 @@ def test_server_optimizers_on_fednova_end_where_fednova_does(server):
 def test_fednova_removes_the_bias_of_unequal_steps_but_not_the_drift():
     """Its distance from the optimum shrinks with η; that of FedAvg does not."""
     rates = [FAST / 2**k for k in range(3, 7)]
-    ends = [limit(fedax.create("fednova", lr=lr), int(60 / lr)) for lr in rates]
+    ends = [limit(fedax.create("fednova", lr=lr), int(12 / lr)) for lr in rates]
     for lr, end in zip(rates, ends, strict=True):
         close(end, fednova_end(lr), 1e-8)
     distance = [np.linalg.norm(end - OPTIMUM) for end in ends]
     np.testing.assert_allclose(np.divide(distance[:-1], distance[1:]), 2.0, rtol=0.1)
-    fedavg = limit(fedax.create("fedavg", lr=rates[-1]), int(60 / rates[-1]))
+    fedavg = limit(fedax.create("fedavg", lr=rates[-1]), int(12 / rates[-1]))
     far_from_optimum(fedavg)
     assert np.linalg.norm(fedavg - OPTIMUM) > 5 * distance[-1]
 
@@ -195,7 +195,8 @@ def test_control_variates_reach_the_optimum_under_random_work_in_cohorts(name, h
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_exact_methods_reach_the_optimum(name, hyper, work):
-    close(limit(fedax.create(name, lr=0.3 * FAST, **hyper), 3000, work=work), OPTIMUM)
+    rounds = 3000 if name in ("mb-storm", "stem", "ringmaster", "ringleader") else 1000
+    close(limit(fedax.create(name, lr=0.3 * FAST, **hyper), rounds, work=work), OPTIMUM)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,7 @@ def test_fedavg_m_vr_ends_where_fedavg_does_for_every_beta(beta):
 def test_drift_that_remains_shrinks_with_the_rate(name, hyper):
     work = ONLY_SIX if name == "stem" else SIX
     distance = [
-        np.linalg.norm(limit(fedax.create(name, lr=lr, **hyper), int(150 / lr), work=work) - OPTIMUM)
+        np.linalg.norm(limit(fedax.create(name, lr=lr, **hyper), int(20 / lr), work=work) - OPTIMUM)
         for lr in (0.2 * FAST, 0.1 * FAST)
     ]
     assert distance[0] > 1e-5 * SIZE
@@ -280,7 +281,7 @@ def test_drift_that_remains_shrinks_with_the_rate(name, hyper):
 def test_the_bias_of_stem_with_local_points_shrinks_with_alpha():
     ends = {
         (prev, alpha): np.linalg.norm(
-            limit(fedax.create("stem", lr=0.3 * FAST, alpha=alpha, prev=prev), 3000, work=ONLY_SIX) - OPTIMUM
+            limit(fedax.create("stem", lr=0.3 * FAST, alpha=alpha, prev=prev), 800, work=ONLY_SIX) - OPTIMUM
         )
         for prev in ("averaged", "local")
         for alpha in (1.0, 0.3, 0.05)
@@ -355,9 +356,9 @@ def test_heterogeneity(key):
     """With full gradients, however far the optima are apart."""
     (name, hyper), lr, scale = key, 0.3 * FAST, HETEROGENEITY[key]
     work = RANDOM if scale is None else SIX
-    for distance in (1.0, 10.0, 100.0):
+    for distance in (1.0, 100.0):
         bed = apart(distance)
-        end = limit(fedax.create(name, lr=lr, **dict(hyper)), 2500, data=federation(bed.H, bed.e, bed.p), work=work)
+        end = limit(fedax.create(name, lr=lr, **dict(hyper)), 1500, data=federation(bed.H, bed.e, bed.p), work=work)
         np.testing.assert_allclose(end, predicted(bed, scale, lr), rtol=0, atol=1e-9 * distance)
         assert scale is None or np.linalg.norm(end) > 1e-3 * distance
 
