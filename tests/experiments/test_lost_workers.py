@@ -21,7 +21,6 @@ together = TOGETHER
 name = "one"
 recipe = "small.toml"
 set = {"run.seeds" = [3]}
-tune = {rounds = 20, again = 0, extend = 0}
 """
 ENDLESS = """
 name = "mine"
@@ -37,7 +36,6 @@ data = {name = "quadratics", clients = 3, dimension = 2}
 work = {kind = "steps", steps = 1}
 run = {rounds = 60, batch_size = 64, seeds = [3, 4], evaluate_every = 1}
 methods = [{name = "fedavg", lr = 0.1}, {name = "fednova", lr = 0.1}]
-sweep = {grid = {"methods.*.lr" = [0.1, 0.2]}}
 """
 LONG = ["--set", "run.rounds=100000", "--set", "run.evaluate_every=1000"]
 
@@ -48,7 +46,6 @@ def started(tmp_path):
     (tmp_path / "small.toml").write_text(RECIPE)
     (tmp_path / "endless.toml").write_text(ENDLESS)
     (tmp_path / "plain.toml").write_text(PLAIN)
-    (tmp_path / "tiny.toml").write_text(RECIPE.partition("sweep")[0])
     commands, known = [], []
 
     def start(*arguments):
@@ -100,11 +97,11 @@ def killed_at_work(folder, number):
     workers, results = children(os.getpid(), "fedax."), folder / "results" / "one.jsonl"
     done = len(results.read_text().splitlines()) if results.exists() else 0
     os.kill(workers[0], signal.SIGKILL)
-    assert len(workers) == number and done < 4  # there was work
+    assert len(workers) == number and done < 2  # there was work
 
 
 def test_a_study_ends_alike_when_a_worker_is_killed(tmp_path):
-    """With a process for each of the four jobs, two at a time, and with one process for all of them."""
+    """With a process for each of two jobs, and with one process for both."""
     (tmp_path / "small.toml").write_text(RECIPE)
     for name, together in (("whole", 9), ("each", 1), ("all", 9)):
         (tmp_path / f"{name}.toml").write_text(STUDY.replace("TOGETHER", str(together)))
@@ -115,7 +112,7 @@ def test_a_study_ends_alike_when_a_worker_is_killed(tmp_path):
             study(tmp_path / name, *where)
             killed.result()
         assert lines_of(tmp_path / name) == lines_of(tmp_path / "whole")
-        assert len(lines_of(tmp_path / name)) == 4
+        assert len(lines_of(tmp_path / name)) == 2
 
 
 def test_a_job_that_loses_three_workers_is_named(started, tmp_path):
@@ -135,8 +132,7 @@ def test_a_job_that_loses_three_workers_is_named(started, tmp_path):
     ("arguments", "processes"),
     [
         (["study", "endless.toml", "--on", "processes:2"], 2),
-        (["compare", "digits", "--methods", "fedavg", "--seeds", "2", "--on", "processes:2", *LONG], 2),
-        (["deploy", "local", "tiny.toml", "--nodes", "2", *LONG], 5),
+        (["deploy", "local", "small.toml", "--nodes", "2", *LONG], 5),
     ],
 )
 def test_workers_end_within_three_seconds_of_a_command_that_is_killed(started, tmp_path, arguments, processes):
@@ -144,10 +140,11 @@ def test_workers_end_within_three_seconds_of_a_command_that_is_killed(started, t
     if arguments[0] == "deploy":
         pytest.importorskip("starlette", reason="needs fedax[deploy]")
     start, known = started
-    for pause in (0.0, 6.0):
-        command = start(*arguments, "--out", f"out{pause}")
+    for out in ("import", "work"):
+        command = start(*arguments, "--out", out)
         wait_for(lambda command=command: len(descendants(command.pid)) >= processes)
-        time.sleep(pause)
+        if out == "work":
+            wait_for(lambda: any(path.stat().st_size for path in (tmp_path / "work").glob("**/metrics.jsonl")))
         known += (workers := descendants(command.pid))
         assert len(workers) >= processes, (tmp_path / "output.txt").read_text()
         command.kill()
