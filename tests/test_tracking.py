@@ -278,11 +278,6 @@ def test_a_package_that_is_missing_is_named(tracker, monkeypatch):
         tracking.TRACKERS.make(tracker)
 
 
-def test_tools_are_imported_when_a_run_begins():
-    code = "import sys, fedax.tracking; print({'tensorboardX', 'mlflow', 'wandb'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
-
-
 @needs("trackio")
 def test_the_tracker_of_the_docs_follows_an_experiment(tmp_path):
     """In a process of its own, for Trackio reads where to write when it is imported."""

@@ -17,7 +17,7 @@ from fedax.errors import ConfigError, DoubtfulWarning
 from fedax.experiments import read
 
 ROWS = "age,ward,patient,ill\n" + "40,A,P1,no\n60,B,P2,yes\n55,A,P3,no\n70,B,P4,yes\n" * 6
-QUICK = ["--rounds", "1", "--seeds", "1", "--methods", "fedavg"]
+QUICK = ["--rounds", "1", "--seeds", "1", "--methods", "fedavg", "--no-tune", "--set", "run.baselines=false"]
 
 
 @pytest.fixture(autouse=True)

@@ -375,7 +375,7 @@ def test_killed_at_every_row(whole, tmp_path):
 
 
 @both_ways
-@pytest.mark.parametrize("written", range(4))
+@pytest.mark.parametrize("written", [0, 3])
 def test_killed_between_the_models(written, whole, tmp_path, monkeypatch):
     experiment, expected = whole
     folder, left = new_folder(tmp_path / "run", "small"), iter(range(written))
@@ -421,7 +421,7 @@ def test_side_by_side_or_one_by_one_the_figures_are_the_same(whole, together, tm
 
 @both_ways
 def test_a_sweep_goes_on(tmp_path, together):
-    """Killed at every fifth row, and between the methods; finished runs are not repeated."""
+    """Killed at every eleventh row, and between the methods; finished runs are not repeated."""
     grid = {"methods.*.lr": [0.1, 0.2], "work.steps": [1, 2]}
     column_plan = plan(TABLES, grid)
     expected, folder = (new_folder(tmp_path / name, "small") for name in ("whole", "part"))
@@ -438,7 +438,7 @@ def test_a_sweep_goes_on(tmp_path, together):
             tune(column_plan, folder, watch, rounds=1)
             break
         except Stopped:
-            number += 5
+            number += 11
             assert number < 200
     assert rows(folder) == rows(expected)
     for path in (*(expected / "models").iterdir(), expected / "best.toml"):

@@ -295,6 +295,7 @@ def test_ordinary_results_are_not_too_good(sites):
     write_sites(sites, more=2)
     arguments = ["compare", "csv", "--set", "data.files=site-*.csv", "--set", "data.label=ill", "--seeds", "1"]
     arguments += ["--set", "run.rounds=5", "--methods", "fedavg", "--out", "run", "--set", "data.drop=['days']"]
+    arguments += ["--no-tune", "--set", "run.baselines=false"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0 and "Too good" not in result.output
 

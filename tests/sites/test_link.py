@@ -400,13 +400,6 @@ def test_what_only_passes_messages_on_has_no_jax() -> None:
     assert not {"jax", "equinox", "pandas", "scipy"} & worker
 
 
-def test_fedax_does_not_import_the_packages_of_a_deployment() -> None:
-    script = (
-        "import sys, fedax, fedax.cli, fedax.sites; sys.exit(bool({'starlette', 'uvicorn', 'httpx'} & {*sys.modules}))"
-    )
-    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
-
-
 def test_behind_a_proxy_that_ends_tls(network: Network, tmp_path: Path) -> None:
     """Its authority is added to the site's file; it sees the messages, and what it makes up is not taken."""
     link.prepare(proxys := tmp_path / "proxy", ["127.0.0.1"])

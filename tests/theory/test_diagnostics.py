@@ -408,7 +408,7 @@ def test_a_run_ends_at_the_optimum_of_the_weights(name):
     method = fedax.create(name, **{"lr": 0.002} | HYPER.get(name, {}))
     work = fedax.Steps([1, 6, 2])
     w = diagnose(method, QUADRATIC, QUADRATICS, work=work).weights
-    end = limit(method, 4000, task=QUADRATIC, data=QUADRATICS, params=np.zeros(1), work=work)
+    end = limit(method, 1500, task=QUADRATIC, data=QUADRATICS, params=np.zeros(1), work=work)
     assert_allclose(end, weighted_optimum(np.ones((3, 1, 1)), CENTRES, w), atol=0.02)
     assert abs(weighted_optimum(np.ones((3, 1, 1)), CENTRES, [1, 18, 5])[0] - 1.0) > 0.05  # which these tell apart
 
