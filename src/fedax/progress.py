@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedax.columns import HEARD, describe, heard_enough, show, shown
-from fedax.errors import ConfigError
+from fedax.errors import UNSEEN, ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -167,8 +167,6 @@ class _TerminalBar:
         self.begin, self.end = self.bar.start, self.bar.stop
 
     def at(self, name: str, done: int, figures: str, line: str) -> None:
-        from fedax.errors import UNSEEN
-
         self.bar.update(self.task, completed=done, description=name.translate(UNSEEN), figures=figures)
 
     def tell(self, text: str, warning: str, done: int) -> None:
@@ -240,8 +238,6 @@ class _NotebookCell:
 
 def _print(console: "Console", text: str, warning: str = "") -> None:
     from rich.text import Text
-
-    from fedax.errors import UNSEEN
 
     console.print(Text.assemble(text.translate(UNSEEN), (warning, "red")), soft_wrap=True)
 

@@ -10,6 +10,7 @@ import typer
 
 from fedax._start import collect_rarely
 from fedax.cli import console, data, deploy, exits, lookup, read, train
+from fedax.errors import UNSEEN
 
 app = typer.Typer(
     help="Federated optimization in JAX: run, compare and report on experiments.",
@@ -23,8 +24,6 @@ app = typer.Typer(
 def main() -> None:
     """The entry point of the command."""
     collect_rarely()
-    from fedax.errors import UNSEEN
-
     warnings.formatwarning = lambda message, *_: f"warning: {message}".translate(UNSEEN).replace("\n", " ") + "\n"
     os.environ["MPLBACKEND"] = "agg"  # a notebook may have set a backend that is not installed here
     console.open_output()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedax.cli import exits
+from fedax.errors import UNSEEN
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,8 +85,6 @@ class _Pipe(io.FileIO):
 
 def echo(text: object, err: bool = False, nl: bool = True) -> None:
     """Print a text without the control characters that it may have of files, of nodes or of a user's own code."""
-    from fedax.errors import UNSEEN
-
     typer.echo(str(text).translate(UNSEEN), err=err, nl=nl)
 
 
@@ -122,8 +121,6 @@ def open_console() -> "Console":
         def render(self, *args: Any, **options: Any) -> Any:
             for segment in super().render(*args, **options):
                 yield segment if segment.control else Segment(segment.text.translate(UNSEEN), segment.style)
-
-    from fedax.errors import UNSEEN
 
     if sys.stdout.isatty():
         return Quiet(highlight=False)

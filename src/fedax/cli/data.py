@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedax.cli.console import echo
+from fedax.errors import ConfigError, DataError, printable
 from fedax.files import check_ending, name_of
 
 if TYPE_CHECKING:
@@ -88,7 +89,6 @@ def check(
     from fedax.data import from_arrow, from_csv, from_parquet
     from fedax.data.cells import shown
     from fedax.data.paths import data_at
-    from fedax.errors import ConfigError
 
     readers: dict[str, Callable[..., Any]] = {"csv": from_csv, "parquet": from_parquet, "arrow": from_arrow}
     where = data_at([str(file) for file in files], "files")
@@ -145,7 +145,6 @@ def summarize(
     from fedax.data import Plan
     from fedax.data import summarize as summary_of
     from fedax.data.tables import read_table, stem, with_labels
-    from fedax.errors import ConfigError, DataError
 
     plan_loaded = None if plan is None else Plan.load(plan)
     if plan_loaded is not None:
@@ -239,7 +238,6 @@ def fit(
     from fedax.data import Plan
     from fedax.data import fit as transform_of
     from fedax.data.overview import class_lines, classes_of, notes_of_answers
-    from fedax.errors import printable
 
     target = _new(out, "transform.json")
     plan_loaded, answers = Plan.load(plan), _load(summaries, _SECOND)
@@ -294,8 +292,6 @@ def apply(
 
 def kinds(given: Sequence[str] | None) -> dict[str, str]:
     """Column -> kind, from options ``--column COLUMN=KIND``."""
-    from fedax.errors import ConfigError
-
     by_column: dict[str, str] = {}
     for option in given or ():
         name, equals, kind = option.rpartition("=")
@@ -310,7 +306,6 @@ def _show_one_table(site: str, rows: Any, label: str | None) -> None:
     from fedax.data import fit, overview, summarize
     from fedax.data import plan as plan_of
     from fedax.data.rows import notes_of_rows
-    from fedax.errors import DataError
 
     first = {site: summarize(rows, least=1)}
     try:
@@ -358,8 +353,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 def _new(out: pathlib.Path | None, usual: str) -> pathlib.Path:
     """The path to write, which must not exist yet."""
-    from fedax.errors import ConfigError
-
     target = pathlib.Path(usual) if out is None else out
     if usual.endswith(".json"):
         check_ending(target, ".json")
@@ -373,7 +366,6 @@ def _new(out: pathlib.Path | None, usual: str) -> pathlib.Path:
 def _load(files: Sequence[pathlib.Path], ending: str) -> "dict[str, Summary]":
     """The summaries of the sites, by name."""
     from fedax.data import Summary
-    from fedax.errors import ConfigError
 
     summaries: dict[str, Summary] = {}
     for file in files:
@@ -386,6 +378,4 @@ def _load(files: Sequence[pathlib.Path], ending: str) -> "dict[str, Summary]":
 
 def _shell_quoted(text: str) -> str:
     """A text quoted for a shell, without control characters."""
-    from fedax.errors import printable
-
     return shlex.quote(printable(text))

@@ -16,6 +16,7 @@ from fedax._start import share_gpu
 from fedax.cli import status, tables
 from fedax.cli.console import echo, say
 from fedax.cli.running import AllowCode, Best, Out, Resume, Set, carry_out, check_best, finish, read_config
+from fedax.errors import ConfigError
 
 Config = Annotated[str, Argument(help="Configuration: a TOML file, or a recipe.")]
 Timeout = Annotated[float, Option(min=1.0, metavar="SECONDS", help="How long to wait for the answer of a node.")]
@@ -45,7 +46,6 @@ def deploy_local(
 
     Exit codes: as fedax run. With 2, a node or the link could not go on; --resume does.
     """
-    from fedax.errors import ConfigError
     from fedax.experiments import build
     from fedax.sites.service import local
 
@@ -89,7 +89,6 @@ def deploy_link(
     """
     import socket
 
-    from fedax.errors import ConfigError
     from fedax.sites.service import require
 
     require()
@@ -215,7 +214,6 @@ def deploy_policy(out: Annotated[Path, Argument(help="The file to write.")] = Pa
       fedax deploy policy
       fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --policy policy.toml
     """
-    from fedax.errors import ConfigError
     from fedax.files import check_ending
     from fedax.sites.protocol.policy import STRICT
 

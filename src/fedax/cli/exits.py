@@ -19,6 +19,7 @@ import typer
 import typer.core
 
 from fedax._start import keep_compiled
+from fedax.errors import FedaxError, ProcessError, one_line
 
 _LIKE_CTRL_C = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
 
@@ -75,8 +76,6 @@ def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
     def checked(*args: Any, **kwargs: Any) -> None:
         keep_compiled()
         under_way.clear()
-        from fedax.errors import FedaxError
-
         try:
             command(*args, **kwargs)
         except typer.Exit:
@@ -163,8 +162,6 @@ def report_error(error: BaseException) -> int:
     Bad input and missing resources (memory, disk) have exit code 2. All else is a defect of fedax, and its traceback is
     written to a file.
     """
-    from fedax.errors import FedaxError, one_line
-
     if _debug:
         traceback.print_exception(error)
     if isinstance(error, FedaxError):
@@ -182,8 +179,6 @@ def report_error(error: BaseException) -> int:
 
 def way_out_of(error: BaseException) -> str | None:
     """The cause of an error outside of fedax, and what to do; ``None``: it is a defect of fedax."""
-    from fedax.errors import one_line
-
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)[:200]:
         return "there is not enough memory; take smaller batches, cohorts or models, or a machine with more"
     if isinstance(error, RecursionError):
@@ -232,7 +227,6 @@ def _keep_traceback(error: BaseException, what: str) -> str:
 def run_with_others(command: Callable[[], None]) -> None:
     """Run a command of several processes; a process that fails exits at once, so that the others notice."""
     from fedax.engine import processes, signals
-    from fedax.errors import ProcessError
 
     try:
         return command()

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fedax.cli.console import echo, open_console, two_columns
+from fedax.errors import ConfigError
 
 
 class Kind(enum.StrEnum):
@@ -103,7 +104,6 @@ def check(
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
     from fedax.conformance import check as conforms
     from fedax.conformance.problem import SHAPE
-    from fedax.errors import ConfigError
     from fedax.experiments.config.codec import made_method
     from fedax.experiments.config.edit import value_of
     from fedax.experiments.config.sections import MethodSection
@@ -191,7 +191,6 @@ def privacy(
     Exit code 2: an error, such as bad input. Exit code 70: a defect of fedax; the last
     line says where its traceback is.
     """
-    from fedax.errors import ConfigError
     from fedax.numbers import check_number
     from fedax.privacy import Ledger, noise_for
     from fedax.privacy.accounting import weakness

@@ -11,6 +11,7 @@ from fedax.cli.console import echo, open_console, print_table, table_of
 from fedax.cli.data import TABLE_ENDINGS, Decimal, Encoding
 from fedax.cli.running import AllowCode, Out, Set, carry_out, read_config
 from fedax.cli.show import show_diagnosis, show_report
+from fedax.errors import ConfigError, one_line, unknown
 
 if TYPE_CHECKING:
     from fedax.experiments import Record
@@ -156,7 +157,6 @@ def diagnose(
     Exit code 70: a defect of fedax; the last line says where its traceback is.
     Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, as fedax run.
     """
-    from fedax.errors import ConfigError
     from fedax.experiments import build, read, write_report
     from fedax.experiments.diagnosis import diagnose_run
     from fedax.experiments.own import configured
@@ -223,7 +223,6 @@ def fine_tune(
     """
     from rich.markup import escape
 
-    from fedax.errors import ConfigError, unknown
     from fedax.experiments import build, helped, read, summary, write_report
     from fedax.experiments.own import configured
     from fedax.numbers import check_number
@@ -325,7 +324,6 @@ def report(
       fedax report runs/private-1 --public
     """
     from fedax.columns import describe
-    from fedax.errors import ConfigError, one_line
     from fedax.experiments import clients, read, summary, tables, write_report
     from fedax.experiments.runs import lost
     from fedax.files import check_ending, write_atomic
@@ -376,7 +374,6 @@ def _conclusions(records: "list[Record]", target: object) -> str:
     """The verdict on each problem, as strict JSON."""
     import json
 
-    from fedax.errors import ConfigError
     from fedax.experiments import summary
     from fedax.experiments.runs import finite
 
@@ -388,7 +385,6 @@ def _conclusions(records: "list[Record]", target: object) -> str:
 
 def _public(records: "list[Record]", form: ReportFormat, target: str | None) -> str:
     """The publishable part of a run folder, as text."""
-    from fedax.errors import ConfigError
     from fedax.experiments.report.public import FORMS, public
 
     if target is not None:
@@ -403,8 +399,6 @@ def _public(records: "list[Record]", form: ReportFormat, target: str | None) -> 
 
 def _target(text: str) -> float | dict[str, float]:
     """Parse a target: a value of the deciding column, or ``COLUMN=VALUE``."""
-    from fedax.errors import ConfigError
-
     column, _, value = text.rpartition("=")
     try:
         number = float(value)

@@ -11,6 +11,7 @@ import typer
 from fedax.cli import exits
 from fedax.cli.console import echo, open_console
 from fedax.cli.show import show_choices, show_report, show_results
+from fedax.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -110,7 +111,6 @@ def run_experiment(
 
 def check_best(experiment: "Experiment", best: str | None) -> None:
     """Refuse a ``--checkpoint-best`` that is no column of the experiment."""
-    from fedax.errors import unknown
     from fedax.experiments.config.experiment import columns
 
     if best is not None and best not in (known := columns([experiment])):
@@ -183,7 +183,6 @@ def open_folder(
 @contextlib.contextmanager
 def writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Iterator[None]:
     """Hold the lock of a run folder; an early end leaves a report and says how to continue."""
-    from fedax.errors import ConfigError
     from fedax.experiments import runner
 
     def way_on() -> str:

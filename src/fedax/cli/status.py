@@ -13,14 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from fedax.cli.console import echo, output_fails
+from fedax.errors import ConfigError, FedaxError
 
 Table = dict[str, Any]
 _EVERY = 2.0  # seconds between two updates of --watch
 
 
 def _is_json(text: str) -> bool:
-    from fedax.errors import ConfigError
-
     if text not in ("text", "json"):
         raise ConfigError("format", text, "give text or json")
     return text == "json"
@@ -51,7 +50,6 @@ def status(
 
     Exit code 2: the link cannot be reached; what the last run wrote is shown all the same.
     """
-    from fedax.errors import ConfigError
     from fedax.sites.service import require
 
     as_json = _is_json(format)
@@ -80,7 +78,6 @@ def status(
 
 
 def _current_status(folder: pathlib.Path, link: str | None) -> Table:
-    from fedax.errors import FedaxError
     from fedax.sites.service.certificates import until
     from fedax.sites.service.status import joined, read_file, registered
 
@@ -138,8 +135,6 @@ def node_status(
       fedax deploy node status --key node7
       fedax deploy node status --key node7 --format json
     """
-    from fedax.errors import ConfigError
-
     as_json = _is_json(format)
     if key is None and state is None:
         raise ConfigError("key", None, "give --key, the node's private key, or --state, its folder")

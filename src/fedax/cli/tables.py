@@ -11,6 +11,7 @@ from typer import Option
 
 from fedax.cli.console import echo, say
 from fedax.cli.data import CheckLabels, Columns, Drop, Label, MostCategories, Positive, Scale, Target, TaskKind
+from fedax.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedax.data import Plan, Summary
@@ -106,7 +107,6 @@ def review(
       fedax deploy review --key node7 --yes
       fedax deploy review --key node7 --no --why "leave the column ward out"
     """
-    from fedax.errors import ConfigError
     from fedax.sites.protocol.tables import decide, reviews
     from fedax.sites.service.deploy import decision_line
 
@@ -130,8 +130,6 @@ COMMANDS: dict[str, Callable[..., None]] = {"tables": tables, "review": review}
 
 def _fresh(target: Path, moved: bool) -> Path:
     """A folder that is new or empty; the content of the default folder is moved aside."""
-    from fedax.errors import ConfigError
-
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not moved:
             raise ConfigError("out", str(target), "it has to be new or empty; name another folder")

@@ -24,6 +24,7 @@ from fedax.cli.running import (
     writing,
 )
 from fedax.cli.show import show_plan, show_report, show_sweep
+from fedax.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedax.experiments import Experiment
@@ -83,7 +84,6 @@ def run(
     way, with a checkpoint and a report; --resume goes on. A second one ends it at once.
     """
     from fedax import Checkpoints
-    from fedax.errors import ConfigError
 
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     missing = [name for name, value in given.items() if value is None]
@@ -193,7 +193,6 @@ def compare(
     Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
     way, with a checkpoint and a report; the last line says how to go on.
     """
-    from fedax.errors import ConfigError
     from fedax.experiments import override
     from fedax.experiments.config.data import named
     from fedax.experiments.defaults import comparison
@@ -296,7 +295,6 @@ def sweep(
     way, with a checkpoint and a report; --resume goes on. A second one ends it at once.
     """
     from fedax import Checkpoints
-    from fedax.errors import ConfigError
     from fedax.experiments import plan, tune
     from fedax.experiments.config.edit import value_of
     from fedax.experiments.following import Points
@@ -372,7 +370,6 @@ def study(
     """
     import math
 
-    from fedax.errors import ConfigError
     from fedax.experiments import study as studies
     from fedax.files import slug
 
