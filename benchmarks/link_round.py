@@ -38,7 +38,8 @@ def main() -> None:
         folder, port = Path(name), free_port()
         address, place = f"127.0.0.1:{port}", folder / "link"
         link.prepare(place, [])
-        commands = [SupervisedProcess("fedax.sites.service.link", options(folder=place, port=port, bind="127.0.0.1"))]
+        of_link = options(folder=place, port=port, host="127.0.0.1", bind="127.0.0.1")
+        commands = [SupervisedProcess("fedax", ["deploy", "link", *of_link])]
         for k in range(given.nodes):
             certificates.make_node_key(folder / f"n{k}")
             (folder / f"n{k}.pub").rename(place / "nodes" / f"n{k}.pub")

@@ -551,12 +551,8 @@ def test_a_link_listens_at_addresses_of_ipv6_too(bind, reached, tmp_path):
     if ":" in reached and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     port = processes.free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "fedax.sites.service.link",
-        *options(folder=tmp_path / "link", port=port),
-    ]
+    given = options(folder=tmp_path / "link", port=port, host="127.0.0.1")
+    command = [sys.executable, "-m", "fedax", "deploy", "link", *given]
     command += [] if bind is None else [f"--bind={bind}"]
     address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as link:

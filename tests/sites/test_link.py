@@ -57,8 +57,8 @@ class Network:
         return self.commands[name]
 
     def start_link(self, path: str = PATH) -> None:
-        given = options(folder=self.link, port=self.port, bind="127.0.0.1")
-        self.start("link", "fedax.sites.service.link", *given, path=path)
+        given = options(folder=self.link, port=self.port, host="127.0.0.1", bind="127.0.0.1")
+        self.start("link", "fedax", "deploy", "link", *given, path=path)
 
     def of_node(self, name: str, **given: Any) -> dict[str, Any]:
         """The arguments of a node, but for those of its worker."""

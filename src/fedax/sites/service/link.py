@@ -9,7 +9,6 @@ the messages, which are models and sums. It can hold them back. It cannot make, 
 signed by the run and answers by the node, both look at the signatures themselves, and requests are signed too.
 """
 
-import argparse
 import asyncio
 import collections
 import contextlib
@@ -18,7 +17,6 @@ import json
 import os
 import secrets
 import ssl
-import sys
 import threading
 import time
 import traceback
@@ -40,7 +38,7 @@ from fedax.sites.service import certificates, require
 from fedax.sites.service.connections import Event, Limits, Listener, Receive, Send, everywhere
 from fedax.sites.service.letters import SMALL, Letter, Part, Refused, packed, unpacked
 from fedax.sites.service.mailbox import RUN, Mailbox
-from fedax.sites.service.processes import command, ending
+from fedax.sites.service.processes import ending
 from fedax.sites.service.signature import GREETING, REQUEST, Keys, RunKeys, Stamp, is_signed, request_text, sign
 
 POLL = 25.0  # seconds for which a request waits for letters
@@ -375,7 +373,7 @@ def prepare(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def run(
-    folder: str | Path,
+    folder: Path,
     hosts: Sequence[str],
     port: int,
     *,
@@ -397,7 +395,6 @@ def run(
         ConfigError: the port is not free, or as of :func:`prepare`.
     """
     require()
-    folder = Path(folder)
     bind = everywhere() if bind is None else bind.removeprefix("[").removesuffix("]")
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
     reach_directly(here)
@@ -453,12 +450,3 @@ def serving(link: Link, listener: Listener, files: Sequence[Path] = ()) -> Itera
     finally:
         link.closing = server.should_exit = True
         thread.join()
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m fedax.sites.service.link")
-    parser.add_argument("--folder", required=True)
-    parser.add_argument("--host", action="append", default=[], dest="hosts")
-    parser.add_argument("--port", type=int, default=9443)
-    parser.add_argument("--bind")
-    sys.exit(command(parser, run))

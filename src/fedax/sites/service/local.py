@@ -53,8 +53,8 @@ def local_deployment(
     links.prepare(link, [])
     own.write(place, experiment.code.values())
     code = [each.name if each.module else str(place / own.FOLDER / each.name) for each in experiment.code.values()]
-    given = [f"--folder={link}", f"--port={port}", "--bind=127.0.0.1"]
-    processes = [SupervisedProcess("fedax.sites.service.link", given, log=place / "link.log")]
+    given = ["deploy", "link", f"--folder={link}", f"--port={port}", "--host=127.0.0.1", "--bind=127.0.0.1"]
+    processes = [SupervisedProcess("fedax", given, log=place / "link.log")]
     for k, clients in enumerate(np.array_split(np.arange(data.num_clients), nodes)):
         site = place / f"node-{k}"
         site.mkdir(exist_ok=True)

@@ -1,6 +1,5 @@
 """Child processes that a command supervises, and messages to them."""
 
-import argparse
 import io
 import os
 import random
@@ -8,16 +7,15 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from fedax import children
-from fedax.errors import UNSEEN, FedaxError, NodeError
+from fedax.errors import NodeError
 from fedax.files import rotate
 
 _Stream = IO[bytes] | io.BufferedIOBase
@@ -41,20 +39,6 @@ def ending() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def command(parser: argparse.ArgumentParser, run: Callable[..., None]) -> int:
-    """Run a module as a command: a function with the arguments of the command line; its exit status.
-
-    ``run`` also gets ``say``, which prints lines for people. An error of fedax is one line, and status 2.
-    """
-    given = vars(parser.parse_args())
-    try:
-        run(**given, say=lambda line: print(line.translate(UNSEEN), flush=True))
-    except FedaxError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
 
 
 def free_port() -> int:
