@@ -337,12 +337,12 @@ class Run:
         offers = {}
         for k in over:
             offer = sent(k, "offer", {**asked, "position": place[k]}).head["offer"]
-            offers[k] = masks.Offer.of(offer)
+            offers[k] = masks.read(masks.Offer, offer)
         masked, said = {}, {}
         for k in survivors:
             answer = sent(k, None, {"offers": {str(place[j]): offers[j].to(place[k]) for j in survivors}}, tensors)
             masked[place[k]] = safetensors.numpy.load(answer.tensors)["['masked']"]
-            said[place[k]] = masks.Statement.of(answer.head["said"])
+            said[place[k]] = masks.read(masks.Statement, answer.head["said"])
         told = {k: {"said": {str(j): each.to(place[k]) for j, each in said.items()}, "agreed": {}} for k in survivors}
         telling = survivors if tells is None else tells
         shares = {place[k]: sent(k, "unmask", told[k]).head["told"] for k in telling}

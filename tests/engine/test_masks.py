@@ -417,17 +417,17 @@ def test_statements_that_are_forged():
         with pytest.raises(fedax.NodeError, match=r"'n1' is said to have sent is not from it"):
             node.unmask("0", said | {1: wrong}, {})
     fine = json.loads(json.dumps(said[1]))
-    assert Statement.of(fine) == said[1]
+    assert masks.read(Statement, fine) == said[1]
     wrong_tags = ({"0": "é"}, {"0": "AAAA"}, None)
     wrong_parts = (None, [1, float("nan"), 0.5], [0, 0.5, 0.5])
     for wrong in (None, "ab", fine[:3], [*fine, True], [*fine[:2], 1, fine[3]], [None, *fine[1:]],
                   *([*fine[:3], each] for each in wrong_tags),
                   *([fine[0], each, *fine[2:]] for each in wrong_parts)):  # fmt: skip
         with pytest.raises(fedax.NodeError, match="is no statement"):
-            Statement.of(wrong)
+            masks.read(Statement, wrong)
     for wrong in (None, "ab", [], [7], ["é"], ["", ""]):
         with pytest.raises(fedax.NodeError, match="is no agreement"):
-            Agreed.of(wrong)
+            masks.read(Agreed, wrong)
     for less in ({}, {0: said[0], 1: said[1]}):
         with pytest.raises(fedax.NodeError, match="has not agreed whose sums are added"):
             node.unmask("0", less, {})
@@ -498,23 +498,23 @@ def test_the_others_keep_to_the_rules_of_a_node(rules, text):
 @pytest.mark.parametrize("share", [None, 7, "é", "A", "not in base64"])
 def test_a_share_that_is_none(share):
     with pytest.raises(fedax.NodeError, match=r"no offer .*3: 0: "):
-        Offer.of([*Parties(3, 2).told(0)[1][:3], {"0": share}])
+        masks.read(Offer, [*Parties(3, 2).told(0)[1][:3], {"0": share}])
 
 
 @pytest.mark.parametrize("key", [None, "abc", {}, {"public": "AAAA"}, {"public": 7}, {"name": None}, {"more": ""}])
 def test_a_key_that_is_none(key):
     fine = Parties(3, 2).keys[0]
-    assert masks.Key.of(fine._asdict()) == fine
+    assert masks.read(masks.Key, fine._asdict()) == fine
     with pytest.raises(fedax.NodeError, match="the key of a node is none"):
-        masks.Key.of(fine._asdict() | key if isinstance(key, dict) and key else key)
+        masks.read(masks.Key, fine._asdict() | key if isinstance(key, dict) and key else key)
 
 
 def test_rules_that_a_node_refuses():
     fine = Parties(3, 2).told(0)
     for rules in (None, [], [0, 0.9], [1.0, 0.9], [True, 0.9], [1, 0], [1, 1.1], [1, float("nan")], [1, 0.5, 1]):
         with pytest.raises(fedax.NodeError, match="no offer"):
-            Offer.of([*fine[1][:2], rules, fine[1].shares])
-    assert Offer.of([*fine[1][:2], [2, 1], fine[1].shares]).rules == masks.Rules(2, 1.0)
+            masks.read(Offer, [*fine[1][:2], rules, fine[1].shares])
+    assert masks.read(Offer, [*fine[1][:2], [2, 1], fine[1].shares]).rules == masks.Rules(2, 1.0)
 
 
 # ---- figures

@@ -129,25 +129,6 @@ _File32 = Annotated[str, pydantic.AfterValidator(functools.partial(_checked, siz
 _Weight = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 
 
-@functools.cache
-def _reader(form: type[Form]) -> pydantic.TypeAdapter[Form]:
-    return pydantic.TypeAdapter(form, config={"strict": True})
-
-
-def _read(form: type[Form], given: Unknown, what: str) -> Form:
-    """JSON that came, in one of the forms below.
-
-    Raises:
-        NodeError: it is not of this form; ``what``: begins the message.
-    """
-    try:
-        return _reader(form).validate_python(given)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        wrong = [*map(str, first["loc"]), first["msg"].removeprefix("Value error, ")]
-        raise NodeError(f"{what} ({': '.join(wrong)})") from None
-
-
 class Key(NamedTuple):
     """The signed public key of a node in a run.
 
@@ -160,15 +141,6 @@ class Key(NamedTuple):
     name: str
     public: _File32
     signature: str
-
-    @classmethod
-    def of(cls, given: Unknown) -> "Key":
-        """A key that came as JSON.
-
-        Raises:
-            NodeError: it is none.
-        """
-        return _read(cls, given, "the key of a node is none")
 
     @property
     def text(self) -> bytes:
@@ -225,15 +197,6 @@ class Offer(NamedTuple):
         """What one of the other nodes receives of it."""
         return self._replace(shares=_for(position, self.shares))
 
-    @classmethod
-    def of(cls, given: Unknown) -> "Offer":
-        """An offer that came as JSON.
-
-        Raises:
-            NodeError: it is none.
-        """
-        return _read(cls, given, "what came as the offer of a node is no offer")
-
     def text(self, context: str, position: int) -> bytes:
         """The bytes by which a share is authentic, and with it the rest."""
         return f"fedax secure aggregation: offer {json.dumps([context, position, *self[:3]])}".encode()
@@ -258,29 +221,38 @@ class Statement(NamedTuple):
         """What one of the other nodes receives of it."""
         return self._replace(tags=_for(position, self.tags))
 
-    @classmethod
-    def of(cls, given: Unknown) -> "Statement":
-        """A statement that came as JSON.
-
-        Raises:
-            NodeError: it is none.
-        """
-        return _read(cls, given, "what a node is said to state is no statement")
-
 
 class Agreed(NamedTuple):
     """What shows to one node that another one agrees to a set of nodes."""
 
     tag: _File
 
-    @classmethod
-    def of(cls, given: Unknown) -> "Agreed":
-        """What came as JSON.
 
-        Raises:
-            NodeError: it is none.
-        """
-        return _read(cls, given, "what a node is said to have agreed to is no agreement")
+_WRONG: dict[type, str] = {
+    Key: "the key of a node is none",
+    Offer: "what came as the offer of a node is no offer",
+    Statement: "what a node is said to state is no statement",
+    Agreed: "what a node is said to have agreed to is no agreement",
+}
+
+
+def read(form: type[Form], given: Unknown) -> Form:
+    """What came as JSON, in one of the forms above.
+
+    Raises:
+        NodeError: it is not of this form.
+    """
+    try:
+        return _reader(form).validate_python(given)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        wrong = [*map(str, first["loc"]), first["msg"].removeprefix("Value error, ")]
+        raise NodeError(f"{_WRONG[form]} ({': '.join(wrong)})") from None
+
+
+@functools.cache
+def _reader(form: type[Form]) -> pydantic.TypeAdapter[Form]:
+    return pydantic.TypeAdapter(form, config={"strict": True})
 
 
 # ---- the node's side

@@ -1,8 +1,6 @@
 """A question as a node received it: its entries, checked, and the exchange that it asks for."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import TypeVar
 
 import jax
 import numpy as np
@@ -11,13 +9,12 @@ from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine.loop import Clients
 from fedax.programs import compiled
+from fedax.sites.protocol import masks
 from fedax.sites.protocol.agreement import EVALUATION, STAGES, Asked, cohort_of, digest_of_text, exchange_of
 from fedax.sites.protocol.messages import Message, unpacked
 from fedax.sites.protocol.refusals import Refusal, Rule
 from fedax.sites.protocol.runs import SiteRun
 from fedax.tasks.task import Task
-
-_Entry = TypeVar("_Entry")
 
 
 class Received:
@@ -88,12 +85,12 @@ class Received:
         """The entries of a list."""
         return _listed(self.told.get(name), count)
 
-    def table(self, name: str, of: Callable[[Unknown], _Entry]) -> dict[int, _Entry]:
-        """Entries by the position of a node; ``of``: makes each of JSON."""
+    def table(self, name: str, form: type[masks.Form]) -> dict[int, masks.Form]:
+        """Entries by the position of a node; ``form``: of each."""
         found = self.told.get(name)
         if not isinstance(found, dict) or not all(key.isdecimal() and len(key) < 8 for key in found):
             raise Refusal(Rule.FORM)
-        return {int(key): of(each) for key, each in found.items()}
+        return {int(key): masks.read(form, each) for key, each in found.items()}
 
     def arrays(self, name: str, form: Tree) -> Tree:
         """The pytree that came with the message, of this form."""

@@ -180,7 +180,7 @@ class Remote(HostServer):
             keys = {}
             for which, head in checked.items():
                 try:
-                    keys[which] = masks.Key.of(head.get("key"))
+                    keys[which] = masks.read(masks.Key, head.get("key"))
                 except NodeError as error:
                     raise NodeError(f"clients {fleet.names(which)}: {error}") from error
             self._secure = SecureSums(fleet, keys, job.hyper.wire.secure.threshold, self._opened)

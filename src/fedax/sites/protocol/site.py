@@ -346,7 +346,7 @@ class Site:
             return make(None)
         masking, session = self._masked_session(received)
         bits = 64 if received.stage == EVALUATION else run.secure.bits
-        offers = received.table("offers", masks.Offer.of)
+        offers = received.table("offers", masks.Offer)
         asked = json.dumps(received.message.head, sort_keys=True).encode() + received.message.tensors
         mask: Mask = lambda numbers, question: masking.masked(session, numbers, bits, offers, question, part)  # noqa: E731
         answer: Message = masking.once(session, asked) or make(mask)
@@ -449,7 +449,7 @@ class Site:
 
     def _offer(self, run: SiteRun, received: Received) -> Message:
         """Draw the secrets of a coming exchange, and give shares of them to the other nodes."""
-        keys = [masks.Key.of(each) for each in received.entries("keys")]
+        keys = [masks.read(masks.Key, each) for each in received.entries("keys")]
         if run.secure is None:
             raise Refusal(Rule.FORM)
         self.policy.check_nodes(len(keys))
@@ -460,14 +460,14 @@ class Site:
     def _agree(self, received: Received) -> Message:
         """Agree to the set of nodes whose sums are added."""
         masking, session = self._masked_session(received)
-        tags = masking.agree(session, received.table("said", masks.Statement.of))
+        tags = masking.agree(session, received.table("said", masks.Statement))
         self._note_nodes(masking, session)
         return Message({"to": received.to, "agreed": tags})
 
     def _unmask(self, received: Received) -> Message:
         """Reveal shares of the secrets of an exchange, which unmask the sum over the nodes that answered it."""
         masking, session = self._masked_session(received)
-        said, agreed = received.table("said", masks.Statement.of), received.table("agreed", masks.Agreed.of)
+        said, agreed = received.table("said", masks.Statement), received.table("agreed", masks.Agreed)
         told = masking.unmask(session, said, agreed)
         self._note_nodes(masking, session)
         answer = {"to": received.to, "told": told}

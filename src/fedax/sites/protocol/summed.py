@@ -95,7 +95,7 @@ class _Sum:
             offers = yield from self._offered()
             masked = yield from self._masked(offers, False)
         assert masked is not None
-        said = {k: self._read(k, masks.Statement.of, head, "said") for k, (head, _) in masked.items()}
+        said = {k: self._read(k, masks.Statement, head, "said") for k, (head, _) in masked.items()}
         told: dict[int, dict[str, Unknown]] = {
             k: {"said": {str(j): each.to(k) for j, each in said.items()}, "agreed": {}} for k in said
         }
@@ -173,22 +173,20 @@ class _Sum:
         return dict(sorted(found.items()))
 
     def _offer(self, k: int, head: Mapping[str, Unknown]) -> masks.Offer:
-        def read(given: Unknown) -> masks.Offer:
-            offer = masks.Offer.of(given)
-            if offer.shares.keys() != {str(j) for j in range(len(self._order)) if j != k}:
-                raise NodeError("it has not the shares for the other nodes")
-            return offer
+        offer = self._read(k, masks.Offer, head, "offer")
+        if offer.shares.keys() != {str(j) for j in range(len(self._order)) if j != k}:
+            raise self._wrong(k, "it has not the shares for the other nodes")
+        return offer
 
-        return self._read(k, read, head, "offer")
-
-    def _read(self, k: int, of: Callable[[Unknown], _Result], head: Mapping[str, Unknown], name: str) -> _Result:
+    def _read(self, k: int, form: type[masks.Form], head: Mapping[str, Unknown], name: str) -> masks.Form:
         """An entry of a node's answer."""
         try:
-            return of(head.get(name))
+            return masks.read(form, head.get(name))
         except NodeError as error:
-            raise NodeError(
-                f"clients {self._sums.fleet.names(self._order[k])}: its masks are none ({error})"
-            ) from error
+            raise self._wrong(k, error) from error
+
+    def _wrong(self, k: int, why: object) -> NodeError:
+        return NodeError(f"clients {self._sums.fleet.names(self._order[k])}: its masks are none ({why})")
 
 
 def _part(message: Message, kind: str | None, told: Mapping[str, Unknown]) -> Message:
