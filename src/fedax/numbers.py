@@ -55,7 +55,7 @@ def check_number(
     if isinstance(value, jax.core.Tracer):
         return value
     bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-    hint = f"give a number in {bounds}".replace("-inf", "-∞").replace(", inf]", ", ∞)")
+    hint = f"give a number in {bounds}".replace("[-inf", "(-∞").replace(", inf]", ", ∞)")
     if isinstance(value, Schedule):
         for reached in value.reached() if hasattr(value, "reached") else ():
             if reached > high or (open_high and reached == high):

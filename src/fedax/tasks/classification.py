@@ -10,9 +10,9 @@ from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
 from fedax.metrics import AUC, F1, MAE, R2
 from fedax.metrics.base import second
-from fedax.numbers import check_count
+from fedax.numbers import check_count, check_number
 from fedax.tasks import checks
-from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, number
+from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real
 from fedax.tasks.losses import correct, cross_entropy, once, ridge
 from fedax.tasks.task import Task
 
@@ -74,7 +74,7 @@ def classification(
         [1.0986 1.0986]
     """
     check_count("classes", classes, low=2)
-    number("l2", l2, low=0)
+    check_number("l2", l2, 0, fixed=True)
     scale, weighed = scaling(mean, std), weighing(class_weights, classes)
 
     @once
@@ -119,7 +119,7 @@ def weighing(class_weights: ClassWeights, classes: int) -> Callable[[Any, Any], 
     if not isinstance(class_weights, tuple) or len(class_weights) != classes:
         raise ConfigError("class_weights", class_weights, f"give {classes} numbers, one for each class")
     for weight in class_weights:
-        number("class_weights", weight, low=0)
+        check_number("class_weights", weight, 0, fixed=True)
     if not any(class_weights):
         raise ConfigError("class_weights", class_weights, "give a positive number for a class at least")
     return lambda losses, y: losses * jnp.asarray(class_weights, losses.dtype)[second(y) if classes == 2 else y]

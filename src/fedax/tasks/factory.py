@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -102,13 +101,6 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     return tuple(_hashable(v) for v in value) if isinstance(value, (list, tuple)) else value
-
-
-def number(field: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Refuse anything but a finite number from ``low`` up to, but not including, ``high``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < high:
-        below = f" and below {high:g}" if high < math.inf else ""
-        raise ConfigError(field, value, f"give a finite number of at least {low:g}{below}")
 
 
 def image(shape: Any, smallest: int) -> tuple[int, int, int]:

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.errors import ExampleError
-from fedax.numbers import check_count
+from fedax.numbers import check_count, check_number
 from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES, classification, weighing
-from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, number
+from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real
 from fedax.tasks.layers import dense
 from fedax.tasks.losses import ridge
 from fedax.tasks.task import Task
@@ -135,7 +135,7 @@ def logistic_regression(features: int, l2: Real = 0.0, class_weights: ClassWeigh
         [0.6931]
     """
     check_count("features", features)
-    number("l2", l2, low=0)
+    check_number("l2", l2, 0, fixed=True)
     weighed = weighing(class_weights, 2)
 
     def outputs(params: Any, batch: Any) -> Any:

@@ -17,10 +17,10 @@ from jaxtyping import PyTree
 
 from fedax.errors import ConfigError
 from fedax.metrics import Perplexity
-from fedax.numbers import check_count, check_room
+from fedax.numbers import check_count, check_number, check_room
 from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, classification, scaling
-from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, image, number
+from fedax.tasks.factory import ClassWeights, Factory, PerChannel, Real, image
 from fedax.tasks.images import augmentation
 from fedax.tasks.layers import conv2d, conv_and_pool, dense, dropout, group_norm, lstm
 from fedax.tasks.losses import correct, cross_entropy, ridge
@@ -182,12 +182,9 @@ def mlp_regression(
     """
     check_count("features", features)
     _check_hidden(hidden)
-    number("l2", l2, low=0)
-    if isinstance(y_mean, bool) or not math.isfinite(y_mean):
-        raise ConfigError("y_mean", y_mean, "give a finite number")
-    number("y_std", y_std, low=0)
-    if y_std == 0:
-        raise ConfigError("y_std", y_std, "give a positive number")
+    check_number("l2", l2, 0, fixed=True)
+    check_number("y_mean", y_mean, fixed=True)
+    check_number("y_std", y_std, 0, open_low=True, fixed=True)
     scale = scaling(mean, std)
 
     def init(key: Any) -> Any:
@@ -340,7 +337,7 @@ def vgg11(
         9750922
     """
     height, width, channels = size = image(shape, smallest=32)
-    number("drop", drop, low=0, high=1)
+    check_number("drop", drop, 0, 1, open_high=True, fixed=True)
 
     def init(key: Any) -> Any:
         convs = [_affine(he(3, 3, i, o)) for i, o in itertools.pairwise((channels, *itertools.chain(*_VGG11)))]
