@@ -17,9 +17,12 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from fedax.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import filelock
 
 WRITING = ".writing-"  # the prefix of files that are not complete yet
 _BLANK = "0" * 64  # stands for the digest while a file is hashed
@@ -205,6 +208,22 @@ def check_private(path: Path, field: str) -> None:
     """
     if mode := open_to_others(path):
         raise ConfigError(field, str(path), f"others can read it (mode {mode}), and it is private: chmod go= {path}")
+
+
+def hold(path: Path, busy: ConfigError) -> "filelock.BaseFileLock":
+    """Acquire the lock that a file is.
+
+    Raises:
+        ConfigError: ``busy``, where another process holds it.
+    """
+    import filelock
+
+    lock = filelock.FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise busy from None
+    return lock
 
 
 def rotate(path: Path, held: bool = False) -> None:

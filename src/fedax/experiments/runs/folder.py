@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import filelock
 import numpy as np
 
 from fedax.data.formats import parse_json
@@ -19,7 +18,7 @@ from fedax.errors import ConfigError, DataError
 from fedax.experiments import own, toml
 from fedax.experiments.runs.files import About, lines_of, read_config, read_json, row_of, said, unsealed
 from fedax.experiments.runs.record import Path
-from fedax.files import WRITING, seal, slug, with_digest, write_atomic
+from fedax.files import WRITING, hold, seal, slug, with_digest, write_atomic
 
 LOCK = ".lock"
 KEY = secret.FILE
@@ -147,21 +146,18 @@ def _differences(path: str, new: Any, old: Any) -> Iterator[str]:
         yield f"{path} was {old!r}, is {new!r}"
 
 
-def locked(folder: Path) -> filelock.BaseFileLock:
+def locked(folder: Path) -> contextlib.AbstractContextManager[object]:
     """Acquire the lock of a run folder.
 
     Raises:
         ConfigError: another process holds it, or the folder cannot be written to.
     """
     refuse_links(folder)
-    lock = filelock.FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise ConfigError("out", str(folder), "another process is writing this run; wait for it, or stop it") from None
+        busy = ConfigError("out", str(folder), "another process is writing this run; wait for it, or stop it")
+        return hold(folder / LOCK, busy)
     except OSError as error:
         raise ConfigError("out", str(folder), f"cannot write there ({error.strerror or error})") from error
-    return lock
 
 
 def keep_rows(folder: Path, over: Collection[tuple[str, int]]) -> None:

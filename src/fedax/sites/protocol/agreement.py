@@ -7,6 +7,7 @@ exchange and brings the download, and says nothing that the node can derive.
 
 import dataclasses
 import hashlib
+import hmac
 import json
 import math
 import operator
@@ -400,12 +401,16 @@ def _scaled(task: Task, figures: Mapping[str, Tree], scale: Callable[..., Tree],
 
 def digest_of(tree: Tree) -> str:
     """A digest of the names and the bytes of some arrays."""
-    hasher = hashlib.sha256()
-    for name, leaf in sorted(arrays_of({"": tree}).items()):
+    return hashed(hashlib.sha256(), arrays_of({"": tree}))[:32]
+
+
+def hashed(hasher: "hashlib._Hash | hmac.HMAC", arrays: Mapping[str, Tree]) -> str:
+    """What a hash gives of the names and the bytes of some arrays."""
+    for name, leaf in sorted(arrays.items()):
         array = np.asarray(leaf)
         hasher.update(f"{name} {array.dtype} {array.shape}\n".encode())
         hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return hasher.hexdigest()[:32]
+    return hasher.hexdigest()
 
 
 def digest_of_text(*parts: Unknown) -> str:

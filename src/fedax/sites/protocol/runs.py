@@ -36,6 +36,7 @@ from fedax.sites.protocol.agreement import (
     Made,
     derived,
     digest_of_text,
+    hashed,
     precise_versions,
     program_of,
     traced,
@@ -290,8 +291,4 @@ def count(examples: Tree) -> int:
 
 def _digest(key: bytes, examples: Tree) -> str:
     """A digest of examples, keyed by a secret of the node: it shows that data changed, and no more."""
-    digest = hmac.new(key, digestmod=hashlib.sha256)
-    for name, leaf in sorted((examples or {}).items()):
-        digest.update(f"{name} {leaf.dtype} {leaf.shape}\n".encode())
-        digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()[:16]
+    return hashed(hmac.new(key, digestmod=hashlib.sha256), examples or {})[:16]

@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import filelock
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +39,7 @@ from fedax.engine.places.layout import Layout
 from fedax.engine.plan import RunPlan
 from fedax.engine.saved import model_of
 from fedax.errors import ConfigError, FedaxError, NodeError
-from fedax.files import write_atomic
+from fedax.files import hold, write_atomic
 from fedax.metrics.base import Metric
 from fedax.programs import compiled
 from fedax.sites.protocol import masks
@@ -138,7 +137,6 @@ class Site:
         self.folder, self.policy = pathlib.Path(folder), policy or Policy()
         try:
             self.store = Store(self.folder, self.names)
-            self._lock = filelock.FileLock(self.folder / ".lock")
             self.open()
             self._data = SiteData(data, self.names, {"val": val, "test": test}, self.store.secret("secret"))
         except OSError as error:
@@ -156,10 +154,8 @@ class Site:
         Raises:
             ConfigError: another process has it.
         """
-        try:
-            self._lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise ConfigError("folder", str(self.folder), "another process is this node; stop it first") from None
+        busy = ConfigError("folder", str(self.folder), "another process is this node; stop it first")
+        self._lock = hold(self.folder / ".lock", busy)
         self._rounds = read_rounds(self.folder / _ROUNDS)
         self._answered = Answered(self.folder)
 

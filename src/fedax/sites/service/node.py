@@ -13,10 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from fedax.errors import ConfigError, NodeError
-from fedax.files import check_private, write_atomic
+from fedax.files import check_private, hold, write_atomic
 from fedax.sites.protocol.roster import private_key
 from fedax.sites.service import certificates, require
 from fedax.sites.service.carry import Away, Caller, pauses
@@ -70,11 +68,8 @@ def run(
     check_private(key, "key")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_private(state, "state")
-    lock = filelock.FileLock(state / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise ConfigError("state", str(state), "another node uses this folder; give each node its own") from None
+    busy = ConfigError("state", str(state), "another node uses this folder; give each node its own")
+    lock = hold(state / "lock", busy)
     worker = Worker(factory, arguments)
     with lock, ending() as end:
         node: _Node | Door
