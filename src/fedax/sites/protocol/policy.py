@@ -176,13 +176,11 @@ class Policy:
 
     # ---- what a run may be
 
-    def check_run(
-        self, agreement: Agreement, job: Job, sizes: Sequence[int], single: bool, measured: Sequence[str]
-    ) -> None:
-        """Refuse a run before its first round.
+    def check_run(self, job: Job, sizes: Sequence[int], single: bool, measured: Sequence[str]) -> None:
+        """Refuse a run before its first round, of which :meth:`check_agreement` let the agreement pass.
 
         Args:
-            agreement, job: the agreement, and the job that the node derived from it.
+            job: that the node derived from the agreement.
             sizes: how many examples each of the node's clients has for training.
             single: whether uploads leave one by one.
             measured: the columns to which the node contributes.
@@ -190,9 +188,7 @@ class Policy:
         Raises:
             Refusal: a rule forbids it.
         """
-        self.check_problem(agreement.config)
         wire, batch, metrics = job.hyper.wire, job.plan.batch_size, job.plan.task.whole_metrics
-        self.refuse(Rule.SPLIT, not self.split and agreement.split is not None)
         self.refuse(Rule.BATCH, batch is not None and batch < min(self.batch, max(sizes)))
         hides = wire.secure is not None or self.clients > 1 or self.examples > 1
         self.refuse(Rule.SILENCED, wire.faults is not None and hides)
@@ -209,17 +205,18 @@ class Policy:
         if self.bits is not None:
             self.refuse(Rule.BITS, any(getattr(metric, "bits", 0) > self.bits for metric in metrics.values()))
 
-    def check_problem(self, config: Mapping[str, Unknown]) -> None:
-        """Refuse a run by the names of its method and its task.
+    def check_agreement(self, agreement: Agreement) -> None:
+        """Refuse a run by the names of its method and its task, or because it splits rows; before anything is made.
 
         Raises:
             Refusal: a rule forbids it.
         """
         for rule, allowed, part in ((Rule.METHOD, self.methods, "method"), (Rule.TASK, self.tasks, "task")):
-            if allowed is not None and part in config:
-                section = config[part]
+            if allowed is not None and part in agreement.config:
+                section = agreement.config[part]
                 name = section.get("name") if isinstance(section, dict) else None
                 self.refuse(rule, [] if name in allowed else [str(name)[:80]])
+        self.refuse(Rule.SPLIT, not self.split and agreement.split is not None)
 
     def refused(self, columns: Sequence[str]) -> list[str]:
         """The columns among ``columns`` that may not leave."""

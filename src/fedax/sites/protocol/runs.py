@@ -217,16 +217,13 @@ class SiteRun(NamedTuple):
         return [*shared, f"train_loss{PERSONAL}", *own]
 
 
-def run_of(
-    site: SiteData, agreement: Agreement, made: Made, frozen: Tree, known: Iterable[SiteRun], may_split: bool
-) -> SiteRun:
+def run_of(site: SiteData, agreement: Agreement, made: Made, frozen: Tree, known: Iterable[SiteRun]) -> SiteRun:
     """The run of an agreement.
 
     Args:
         site: the node's data.
         agreement, made, frozen: as of :func:`fedax.sites.protocol.agreement.derived`.
         known: other runs, with which it shares what is equal.
-        may_split: whether the owner lets runs split rows.
 
     Raises:
         NodeError: it cannot be; no text holds a value of the data.
@@ -236,11 +233,8 @@ def run_of(
     hidden = len({*agreement.sizes}) == 1 and agreement.weights != "sizes"  # the roster does not tell sizes
     if any(size != there.get(name, 0) and not (hidden and size < there.get(name, 0)) for name, size in own.items()):
         raise Refusal(Rule.CLIENT)
-    if agreement.split is not None:
-        if any(agreement.split.get(part) and site.own[part] is not None for part in PARTS):
-            raise Refusal(Rule.HELD_OUT)
-        if not may_split:
-            raise Refusal(Rule.SPLIT, False)
+    if any((agreement.split or {}).get(part) and site.own[part] is not None for part in PARTS):
+        raise Refusal(Rule.HELD_OUT)
     try:
         job = derived(agreement, made, agreement.census(site.census.example, own), frozen)
         dry = traced(job)

@@ -294,7 +294,7 @@ class Site:
             raise Refusal(Rule.VERSIONS)
         if mark != self._data.mark:
             raise Refusal(Rule.CHANGED)
-        self.policy.check_problem(agreement.config)
+        self.policy.check_agreement(agreement)
         try:
             made = self._make(dict(agreement.config))
             method, task = own_parts(made.method, made.task)
@@ -312,8 +312,8 @@ class Site:
         elif agreement.frozen is not None:
             frozen = self.store.frozen(agreement.frozen, made.task.frozen)
         with in_precision(made.options.get("place", Place()).precision):
-            run = run_of(self._data, agreement, made, frozen, self._runs.values(), self.policy.split)
-        self.policy.check_run(agreement, run.job, run.train.sizes.tolist(), run.single, run.measured)
+            run = run_of(self._data, agreement, made, frozen, self._runs.values())
+        self.policy.check_run(run.job, run.train.sizes.tolist(), run.single, run.measured)
         if run.secure is not None:
             self._masking()
         return run._replace(server=server)

@@ -34,7 +34,7 @@ from starlette.routing import Route
 from fedax._start import collect_rarely, reach_directly
 from fedax.errors import ConfigError
 from fedax.files import check_private
-from fedax.sites.service import certificates, require
+from fedax.sites.service import certificates
 from fedax.sites.service.connections import Event, Limits, Listener, Receive, Send, everywhere
 from fedax.sites.service.letters import SMALL, Letter, Part, Refused, packed, unpacked
 from fedax.sites.service.mailbox import RUN, Mailbox
@@ -394,7 +394,6 @@ def run(
     Raises:
         ConfigError: the port is not free, or as of :func:`prepare`.
     """
-    require()
     bind = everywhere() if bind is None else bind.removeprefix("[").removesuffix("]")
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
     reach_directly(here)

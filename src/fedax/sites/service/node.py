@@ -16,7 +16,7 @@ from typing import Any
 from fedax.errors import ConfigError, NodeError
 from fedax.files import check_private, hold, write_atomic
 from fedax.sites.protocol.roster import private_key
-from fedax.sites.service import certificates, require
+from fedax.sites.service import certificates
 from fedax.sites.service.carry import Away, Caller, pauses
 from fedax.sites.service.letters import Letter, Refused
 from fedax.sites.service.link import POLL
@@ -61,7 +61,6 @@ def run(
             seconds, or the worker cannot work.
         ConfigError: an argument cannot be used, or others than its owner can read the key or the state.
     """
-    require()
     if certificates.make_node_key(key):
         to_link = f"; give {key}.pub to the coordinator, who puts it into the link's folder nodes"
         say(f"made the key {key}{to_link if isinstance(link, str) else ''}")

@@ -12,7 +12,6 @@ from typing import Any
 
 from fedax.errors import NodeError
 from fedax.sites.protocol.messages import Failure
-from fedax.sites.service import require
 from fedax.sites.service.carry import Away, Caller, pauses
 from fedax.sites.service.certificates import connection_problem, load_secret
 from fedax.sites.service.letters import Letter, Refused, question
@@ -284,7 +283,6 @@ def connect(
         NodeError: there is no link, it is not the right one, it does not know the key, or another run is under way.
         ConfigError: the address or a file cannot be used.
     """
-    require()
     folder = Path(folder)
     load_secret(folder)
     if reason := connection_problem(address, folder / "ca.pem"):
