@@ -430,7 +430,7 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
     options = _options(experiment, seed) | {"rounds": rounds, "evaluate_every": rounds, "work": fedax.Epochs(1)}
     job = make_job(LocalOnly(lr), experiment.task, fleet.census, **options)
     agreement = agreed(fleet, experiment.problem_alone(lr, rounds), seed, lambda: job)
-    _write_table_of_nodes(folder, label, seed, fleet, fleet.alone(agreement, job.x))
+    _write_table_of_nodes(folder, label, seed, fleet, fleet.figures(agreement, job.x, "alone"))
 
 
 def majority(experiment: Experiment) -> dict[str, Any] | None:

@@ -199,11 +199,11 @@ class Task:
 
     def whole_of(self, params: Params) -> Params:
         """The whole model, from the parameters that are learned."""
-        return params
+        return self.whole_with(params, self.frozen)
 
     def whole_with(self, params: Params, frozen: Any) -> Params:
         """The whole model, with these values instead of ``frozen``."""
-        return self.whole_of(params)
+        return params
 
     def part_of(self, params: Params) -> Params:
         """The parameters that are learned, from the whole model.
@@ -307,9 +307,6 @@ class _Trained(Task):
 
     def bound(self, frozen: Any) -> Task:
         return self.of.bound(frozen).trained
-
-    def whole_of(self, params: Params) -> Params:
-        return self.of.whole_of(params)
 
     def whole_with(self, params: Params, frozen: Any) -> Params:
         return self.of.whole_with(params, frozen)

@@ -124,9 +124,6 @@ class Partial(Task):
     def bound(self, frozen: Any) -> Task:
         return Task(**_functions(self.given, self.init, lambda learned: self.joined(learned, frozen)))
 
-    def whole_of(self, params: Params) -> Params:
-        return self.joined(params, self.frozen)
-
     def whole_with(self, params: Params, frozen: Any) -> Params:
         return self.joined(params, frozen)
 

@@ -7,7 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -241,28 +241,18 @@ class Fleet:
                     found.setdefault(name, self.names(which))
         return found
 
-    def figures(self, agreement: Agreement, model: Tree) -> "Figures":
+    def figures(self, agreement: Agreement, model: Tree, kind: Literal["clients", "alone"] = "clients") -> "Figures":
         """The figures of a whole model on the test examples of each client, which it has split off.
 
         Args:
             agreement: of the run, which the nodes know.
             model: its parameters as they are trained, a ``Vector``.
+            kind: ``"alone"``: of models that the clients train alone from this one, each on its own examples; a round
+                is a pass of each client over these.
 
         Raises:
             NodeError: the answer of a node does not fit the question.
         """
-        return self._figures_of_clients("clients", agreement, model)
-
-    def alone(self, agreement: Agreement, model: Tree) -> "Figures":
-        """:meth:`figures` of models that the clients have trained alone, each on its own examples.
-
-        Args:
-            agreement: as there; a round is a pass of each client over its examples.
-            model: the initial one, a ``Vector``.
-        """
-        return self._figures_of_clients("alone", agreement, model)
-
-    def _figures_of_clients(self, kind: str, agreement: Agreement, model: Tree) -> "Figures":
         message = Message({"kind": kind, "agreement": agreement.digest}, packed({"model": model}))
         values_of: dict[int, dict[str, float]] = {}
         withheld: dict[str, str] = {}
