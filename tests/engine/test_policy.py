@@ -21,7 +21,7 @@ from fedax.sites.protocol import fleet as fleets
 from fedax.sites.protocol.agreement import Made
 from fedax.sites.protocol.answered import Answered, Repeated
 from fedax.sites.protocol.messages import Message
-from fedax.sites.protocol.policy import _SECTIONS, STRICT, Policy
+from fedax.sites.protocol.policy import _SECTIONS, STRICT, Policy, read_table
 from fedax.sites.protocol.refusals import Refusal, Rule
 from fedax.sites.protocol.site import Site
 from fedax.sites.protocol.train import train
@@ -523,9 +523,9 @@ def test_a_file_that_cannot_be_read(tmp_path):
     for content in (b"[sums", b"\xff"):
         (tmp_path / "policy.toml").write_bytes(content)
         with pytest.raises(fedax.ConfigError, match=r"policy = .*policy.toml.*: it cannot be read"):
-            Policy.read(tmp_path / "policy.toml")
+            read_table(tmp_path / "policy.toml")
     with pytest.raises(fedax.ConfigError, match="No such file"):
-        Policy.read(tmp_path / "none.toml")
+        read_table(tmp_path / "none.toml")
 
 
 def test_a_refusal_says_what_breaks_the_rule():

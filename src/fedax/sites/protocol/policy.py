@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import pathlib
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -315,15 +314,6 @@ class Policy:
                     raise unknown(section, rule, _SECTIONS[section])
                 given[_SECTIONS[section][rule]] = value
         return cls(**given)
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> "Policy":
-        """The policy in a TOML file; :data:`STRICT` has all rules, with explanations.
-
-        Raises:
-            ConfigError: it cannot be read, or has no such rule.
-        """
-        return cls.of(read_table(pathlib.Path(path)))
 
 
 def read_table(
