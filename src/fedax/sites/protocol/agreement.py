@@ -219,14 +219,13 @@ class Asked(NamedTuple):
 
     Attributes:
         exchange: the method's.
-        clients: those of this node that are asked, [k]; weights of those that no longer count are 0.
-        round: what the server knows of the round, whose weights set the fixed-point format of secure sums.
+        clients: those of this node that are asked, [k], but not where their examples are; weights of those that no
+            longer count are 0.
         wire: that of the round.
     """
 
     exchange: Exchange
     clients: Clients
-    round: Round
     wire: Wire
 
 

@@ -131,14 +131,13 @@ def asked_of(run: SiteRun, received: Received) -> Asked:
     if len({*rows}) < len(rows) or not rows:
         raise Refusal(Rule.FORM)
     ids = [run.ids[row] for row in rows]
-    sizes, offsets = run.train.sizes[rows].astype(np.int32), np.asarray(run.examples.fed.offsets)[rows]
     if job.pacing is not None:
         if len(rows) != 1 or received.stage != "exchanges":
             raise Refusal(Rule.COHORT)
         steps = np.array([run.steps(ids[0], received.number("group"))], np.int32)
-        ones = np.ones(1, np.asarray(job.fed.weights).dtype)
-        clients = Clients(np.array(ids, np.int32), ones, ones, steps, np.ones(1, bool), offsets, sizes)
-        return Asked(exchange, clients, None, dataclasses.replace(job.hyper.wire, apart=True, lossy=False))  # type: ignore[arg-type]
+        ones, nowhere = np.ones(1, np.asarray(job.fed.weights).dtype), np.zeros(1, np.int32)
+        clients = Clients(np.array(ids, np.int32), ones, ones, steps, np.ones(1, bool), nowhere, nowhere)
+        return Asked(exchange, clients, dataclasses.replace(job.hyper.wire, apart=True, lossy=False))
     cohort, round_ = cohort_of(job, received.stage, received.round, ids)
     where = {int(each): k for k, each in enumerate(cohort.ids) if cohort.present[k]}
     mine, one = {each for each in run.ids if each in where}, exchange.who == "one"
@@ -152,5 +151,4 @@ def asked_of(run: SiteRun, received: Received) -> Asked:
         if job.hyper.wire.guard is None or received.exchange == 0:  # nobody has answered whom it could leave out
             raise Refusal(Rule.COHORT)
         clients = clients.only(~left)
-    clients = clients._replace(offsets=offsets, sizes=sizes)
-    return Asked(exchange, clients, round_, dataclasses.replace(job.hyper.wire.of(round_), lossy=False))
+    return Asked(exchange, clients, dataclasses.replace(job.hyper.wire.of(round_), lossy=False))
