@@ -87,7 +87,7 @@ def test_an_owner_says_yes_or_no_from_elsewhere():
     assert output_of("review", "--state", "key.state", "--yes").endswith(".json: may leave\n")
     assert desk.answer(ask).head["summary"]["rows"] == 10
     assert "this goes with --no" in output_of("review", "--key", "key", "--why", "x", code=2)
-    assert "give --key or --state" in output_of("review", code=2)
+    assert "give --key, the node's private key, or --state" in output_of("review", code=2)
     assert "there is no such folder" in output_of("review", "--key", "other", code=2)
 
 

@@ -135,13 +135,7 @@ def node_status(
       fedax deploy node status --key node7
       fedax deploy node status --key node7 --format json
     """
-    as_json = _is_json(format)
-    if key is None and state is None:
-        raise ConfigError("key", None, "give --key, the node's private key, or --state, its folder")
-    folder = state or key.with_name(f"{key.name}.state")  # type: ignore[union-attr]
-    if not folder.is_dir():
-        raise ConfigError("state", str(folder), "there is no such folder; a node makes it when it first starts")
-    table = node_table(folder)
+    as_json, table = _is_json(format), node_table(state_of(key, state))
     if as_json:
         return echo(json.dumps(table))
     echo(f"{table['messages']} messages, the last at {table['last'] or '-'}")
@@ -156,6 +150,17 @@ def node_status(
         echo(f"  run {run}, asked by {', '.join(about['servers'])}: {about['messages']} messages")
     for error in table["errors"]:
         echo(f"  failed at {error['time']}, {error['kind']}: {error['why']}")
+
+
+def state_of(key: pathlib.Path | None, state: pathlib.Path | None) -> pathlib.Path:
+    """A node's folder: ``state``, or the one next to its private key."""
+    if state is None:
+        if key is None:
+            raise ConfigError("key", None, "give --key, the node's private key, or --state, its folder")
+        state = key.with_name(f"{key.name}.state")
+    if not state.is_dir():
+        raise ConfigError("state", str(state), "there is no such folder; a node makes it when it first starts")
+    return state
 
 
 def node_table(folder: pathlib.Path) -> Table:

@@ -11,6 +11,7 @@ from typer import Option
 
 from fedax.cli.console import echo, say
 from fedax.cli.data import CheckLabels, Columns, Drop, Label, MostCategories, Positive, Scale, Target, TaskKind
+from fedax.cli.status import state_of
 from fedax.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -110,13 +111,7 @@ def review(
     from fedax.sites.protocol.tables import decide, reviews
     from fedax.sites.service.deploy import decision_line
 
-    if state is None:
-        if key is None:
-            raise ConfigError("key", None, "give --key or --state of the node")
-        state = key.with_name(f"{key.name}.state")
-    if not state.is_dir():
-        hint = "there is no such folder; the node makes it, with review = true in node.toml"
-        raise ConfigError("state", str(state), hint)
+    state = state_of(key, state)
     if why and yes is not False:
         raise ConfigError("why", why, "this goes with --no")
     if yes is not None and not decide(state, yes, why):

@@ -192,11 +192,9 @@ class Run:
         return run
 
     def to_pandas(self) -> Unknown:
-        """The history as a ``pandas.DataFrame``; needs pandas."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("Run.to_pandas needs pandas: pip install pandas (or use Run.history)") from error
+        """The history as a ``pandas.DataFrame``."""
+        import pandas
+
         return pandas.DataFrame(self.history)
 
     def plot(self, x: str = "rounds", column: str | None = None) -> "Drawing":

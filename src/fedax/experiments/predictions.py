@@ -10,7 +10,7 @@ import numpy as np
 import fedax
 from fedax.data.cells import column_name, shown
 from fedax.data.doubts import Doubts, refuse
-from fedax.data.formats import BAD_HEADER, need
+from fedax.data.formats import BAD_HEADER
 from fedax.data.tables import TABLES, read_table
 from fedax.data.transform import labels_of
 from fedax.engine.history import MOST_SAVED
@@ -130,8 +130,7 @@ def predict_file(
         raise ConfigError("out", str(out), "this is there already; name a new file")
     if not out.parent.is_dir():
         raise ConfigError("out", str(out), "there is no such folder; make it first")
-    if (ending := check_ending(out, ".csv", ".parquet")) == ".parquet":
-        need("pyarrow", "parquet", "writing Parquet")
+    ending = check_ending(out, ".csv", ".parquet")
     unused_columns: dict[str, Any] = {}
     batch: Any
     doubts, written, unmeasured = None, "", ""

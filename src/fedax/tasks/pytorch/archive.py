@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-import ml_dtypes
 import numpy as np
 
 from fedax.errors import ConfigError, DataError
@@ -141,7 +140,7 @@ class _Reader:
         key = (kind, path, dtype, *sizes, *strides, offset)
         if key in seen:
             return seen[key]
-        numbers = np.frombuffer(self.content(f"data/{kind}/{path}"), _numpy(dtype))
+        numbers = np.frombuffer(self.content(f"data/{kind}/{path}"), np.dtype(dtype))  # JAX has told NumPy of bfloat16
         count = math.prod(sizes)
         reach = offset + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True)) + 1 if count else 0
         if reach > len(numbers) or count > len(numbers):
@@ -305,10 +304,6 @@ def _dtype(value: Any) -> str:
     if type(value) is not int or value not in _DTYPES:
         raise ConfigError("dtype", value, f"fedax takes {', '.join(_DTYPES.values())}")
     return _DTYPES[value]
-
-
-def _numpy(name: str) -> np.dtype:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def _place(metadata: Any) -> str:

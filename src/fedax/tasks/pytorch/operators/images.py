@@ -296,13 +296,10 @@ def _small(size: tuple[int, int]) -> tuple[int, int]:
 def _target(x: Any, output_size: Any, factors: Any) -> tuple[tuple[int, int], tuple[float, float]]:
     """The new sides, and for each how many old pixels a new one spans."""
     sides = x.shape[1:3]
-    if output_size is not None:
-        size = _small(pair(output_size))
-        given = factors if factors is not None else (None, None)
-    else:
-        size = _small(tuple(math.floor(n * factor) for n, factor in zip(sides, factors, strict=True)))
-        given = factors
-    steps = tuple(n / m if f is None else 1 / f for n, m, f in zip(sides, size, given, strict=True))
+    if output_size is None:
+        output_size = tuple(math.floor(n * factor) for n, factor in zip(sides, factors, strict=True))
+    size = _small(pair(output_size))
+    steps = tuple(n / m if f is None else 1 / f for n, m, f in zip(sides, size, factors or (None, None), strict=True))
     return size, steps
 
 
