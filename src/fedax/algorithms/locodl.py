@@ -111,8 +111,7 @@ class LoCoDL(Algorithm):
     def shared(self, server: LoCoDLState, steps: Any) -> Vector:
         """ŷ, after so many steps of what the server and all clients know."""
         (y, v), m = server, self.convexity
-        end: Vector = jax.lax.fori_loop(0, steps, lambda k, y: y - self.lr * (m * y - v), y)
-        return end
+        return jax.lax.fori_loop(0, steps, lambda k, y: y - self.lr * (m * y - v), y)
 
     def rates(self, x: Vector, p: Any, clients: int) -> tuple[Any, Any]:
         """ρ, and c of the control variates."""

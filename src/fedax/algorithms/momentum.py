@@ -310,8 +310,7 @@ def _work(method: LocalMethod, direction: Any, x: Vector, oracle: Oracle) -> Any
 
 def _last(method: LocalMethod, server: Any) -> Vector:
     """x^{r−1}."""
-    last: Vector = server.x + server.gamma * server.g if method.solver is None else server.x_last
-    return last
+    return server.x + server.gamma * server.g if method.solver is None else server.x_last
 
 
 def _next(method: Any, x: Vector, mean: Any, round: Round) -> tuple[Vector, Vector, Any]:

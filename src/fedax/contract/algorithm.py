@@ -238,8 +238,7 @@ class Algorithm(Settings):
 
     def model(self, server: Tree) -> Vector:
         """What is evaluated and delivered."""
-        x: Vector = server.x
-        return x
+        return server.x
 
     def personal(self, download: Tree, memory: Tree) -> Vector | None:
         """A client's own model, of the newest download and the memory of its last turn; ``None``: it has none.

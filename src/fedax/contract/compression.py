@@ -191,8 +191,7 @@ class Compressor(Settings):
 
     def restore(self, parts: Tree, form: ArrayForm) -> Array:
         """C(x) [d] from the parts; default: they are C(x)."""
-        numbers: Array = parts
-        return numbers
+        return parts
 
     @abc.abstractmethod
     def bits(self, form: ArrayForm) -> int:
@@ -275,5 +274,4 @@ def compressor(given: Unknown, field: str = "compress") -> Compressor:
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise ConfigError(field, given, "give a fedax Compressor, such as fedax.TopK(0.1), or {name = 'top-k', …}")
     table = dict(given)
-    found: Compressor = COMPRESSORS.bind(table.pop("name"), table, section=field)[0]
-    return found
+    return COMPRESSORS.bind(table.pop("name"), table, section=field)[0]

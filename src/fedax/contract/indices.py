@@ -37,8 +37,7 @@ def independent(position: Int[Array, "*shape"], size: Number, key: Key[Array, ""
         [341, 314, 345]
     """
     word = _hash(key, position)
-    drawn: Array = (word % jnp.asarray(size, jnp.uint32)).astype(jnp.int32)
-    return drawn
+    return (word % jnp.asarray(size, jnp.uint32)).astype(jnp.int32)
 
 
 def shuffled(
@@ -71,8 +70,7 @@ def shuffled(
     # On a GPU each pass of a loop would be a kernel of its own. On a CPU the loop is inside one kernel, and as fast as
     # unrolled if it takes two passes at a time. Unrolled takes as long to compile as all else in a round; minutes where
     # XLA fuses it with more.
-    found: Array = jax.lax.platform_dependent(x, cpu=all_passes(2), default=all_passes(passes))
-    return found
+    return jax.lax.platform_dependent(x, cpu=all_passes(2), default=all_passes(passes))
 
 
 @functools.partial(jax.jit, static_argnames="few")  # traced once, not for each kind of platform

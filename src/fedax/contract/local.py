@@ -474,8 +474,7 @@ def _response(solver: Solver, steps: Number, start: jax.Array, gradient: Callabl
         return solver.step(y, buffer, Vector(jnp.asarray(gradient(k), float)), k, x)
 
     y, _ = _repeat(step, (x, solver.init(x)), steps)
-    change: jax.Array = (y - x).tree
-    return change
+    return (y - x).tree
 
 
 def _repeat(step: Callable[[Tree, Tree], Tree], start: Tree, steps: Number) -> Tree:

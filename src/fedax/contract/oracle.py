@@ -126,8 +126,7 @@ class Oracle:
             return total + self._objective(*self._block(i, block), i, None)(y.tree)
 
         zero = jax.eval_shape(add, jnp.int32(0), jnp.zeros(()))
-        total: Array = jax.lax.fori_loop(0, -(-self._size // block), add, jnp.zeros((), zero.dtype))
-        return total
+        return jax.lax.fori_loop(0, -(-self._size // block), add, jnp.zeros((), zero.dtype))
 
     def outputs(self, y: Vector, k: Number = 0) -> Array:
         """What the model answers for the k-th minibatch, [b, …], without the noise of training; a forward pass.
@@ -160,8 +159,7 @@ class Oracle:
         def add(k: Number, total: Vector) -> Vector:
             return total + self._gradient(y, *self._batch(k), k)
 
-        mean: Vector = jax.lax.fori_loop(0, b, add, zeros_like(y)) / b
-        return mean
+        return jax.lax.fori_loop(0, b, add, zeros_like(y)) / b
 
     def full_grad(self, y: Vector) -> Vector:
         """∇F_i(y) over all of the client's examples; counted as n_i / batch_size minibatch gradients, rounded up."""
@@ -173,8 +171,7 @@ class Oracle:
         def add(i: Number, total: Vector) -> Vector:
             return total + self._gradient(y, *self._block(i, block), i)
 
-        total: Vector = jax.lax.fori_loop(0, -(-self._size // block), add, zeros_like(y))
-        return total
+        return jax.lax.fori_loop(0, -(-self._size // block), add, zeros_like(y))
 
     def cond(self, pred: Array, yes: Callable[[Tree], Tree], no: Callable[[Tree], Tree], operand: Tree) -> Tree:
         """``yes(operand)`` if ``pred`` else ``no(operand)``, counting only the gradients of the branch taken.
@@ -240,16 +237,14 @@ class Oracle:
         if self._task.outputs is None:
             hint = "the method asks for the model's outputs: give the task outputs=fn(params, batch)"
             raise ConfigError("task.outputs", None, hint)
-        found: Array = self._task.outputs(params, batch)
-        return found
+        return self._task.outputs(params, batch)
 
     def _objective(self, batch: Tree, weights: Array, k: Number, loss: Loss | None) -> Callable[[Tree], Array]:
         """The weighted sum of the losses of a batch, of a model's parameters."""
 
         def losses(params: Tree) -> Array:
             if loss is None:
-                own: Array = self._task.loss(params, batch, jax.random.fold_in(self.key, k))
-                return own
+                return self._task.loss(params, batch, jax.random.fold_in(self.key, k))
             found: Array = call("loss", "loss(outputs, batch) -> [b]", loss, self._outputs(params, batch), batch)
             b = jax.tree.leaves(batch)[0].shape[:1]
             if getattr(found, "shape", None) != b:
@@ -259,8 +254,7 @@ class Oracle:
 
         def objective(params: Tree) -> Array:
             each = losses(params)
-            total: Array = jnp.sum(each * jnp.asarray(weights, each.dtype))
-            return total
+            return jnp.sum(each * jnp.asarray(weights, each.dtype))
 
         return objective
 

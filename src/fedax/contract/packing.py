@@ -86,5 +86,4 @@ def seed_of(key: Array) -> Array:
 
 
 def key_of(seed: Array) -> Array:
-    key: Array = jax.random.wrap_key_data(jnp.asarray(seed), impl="threefry2x32")
-    return key
+    return jax.random.wrap_key_data(jnp.asarray(seed), impl="threefry2x32")

@@ -63,8 +63,7 @@ class FineTuned(Layer):
 
     def adapt(self, model: Vector, oracle: Oracle) -> Vector:
         step = lambda v, k: v - self.lr * oracle.grad(v, k)  # noqa: E731
-        found: Vector = phases(step, model, oracle.steps if self.steps is None else self.steps, oracle)
-        return found
+        return phases(step, model, oracle.steps if self.steps is None else self.steps, oracle)
 
     def validate(self) -> None:
         check(self)

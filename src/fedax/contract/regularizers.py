@@ -295,8 +295,7 @@ def regularizer(given: Unknown) -> Regularizer:
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise ConfigError("regularizer", given, "give a fedax Regularizer, such as fedax.L1(0.01), or {name = 'l1', …}")
     table = dict(given)
-    found: Regularizer = REGULARIZERS.bind(table.pop("name"), table, section="regularizer")[0]
-    return found
+    return REGULARIZERS.bind(table.pop("name"), table, section="regularizer")[0]
 
 
 def _indicator(constraint: Regularizer, x: Vector) -> jax.Array:

@@ -107,5 +107,4 @@ def staleness(given: Unknown) -> Staleness | None:
         hint = "give a fedax Staleness, such as fedax.PolynomialStaleness(0.5), or {name = 'polynomial', …}"
         raise ConfigError("staleness", given, hint)
     table = dict(given)
-    found: Staleness = STALENESS.bind(table.pop("name"), table, section="staleness")[0]
-    return found
+    return STALENESS.bind(table.pop("name"), table, section="staleness")[0]

@@ -138,8 +138,7 @@ class LongRun(NamedTuple):
             return shares
         apart = np.sum((shares - p)[known] ** 2 / p[known])
         chance = np.sum(parts.var(axis=0, ddof=1)[known] / p[known]) * _PARTS / total.sum() ** 2
-        found: np.ndarray = p + (shares - p) * (max(0.0, 1 - chance / apart) if apart else 0.0)
-        return found
+        return p + (shares - p) * (max(0.0, 1 - chance / apart) if apart else 0.0)
 
 
 def long_run(algorithm: Algorithm, task: Task, data: FederatedData, options: Options) -> LongRun:

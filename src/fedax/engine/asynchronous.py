@@ -162,8 +162,7 @@ class Asynchronous(OneJob):
 
     def prepare(self) -> tuple[State, Counters]:
         job, slots = self.job, self._times.slots
-        found: tuple[State, Counters] = _begin(job.hyper, job.fed, job.key, job.x, no_upload(job), slots, job.plan)
-        return found
+        return _begin(job.hyper, job.fed, job.key, job.x, no_upload(job), slots, job.plan)
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Counters]:
         job, all_counters = self.job, []

@@ -351,8 +351,7 @@ def _batched(
 
 def _hyper(varying: Tree, common: Tree) -> Hyper:
     """The hyper-parameters of one run."""
-    hyper: Hyper = eqx.combine(varying[1], common)
-    return hyper
+    return eqx.combine(varying[1], common)
 
 
 @_batched("points", "none", "data", "seeds", "seeds", "both")
@@ -393,8 +392,7 @@ def _some_groups(
 
 @_batched("points", "none", "both", "none", static=())
 def _models(varying: Tree, common: Tree, server: Tree, index: Number) -> tuple[Tree, Tree]:
-    found: tuple[Tree, Tree] = model_after(_hyper(varying, common).method, server, index)
-    return found
+    return model_after(_hyper(varying, common).method, server, index)
 
 
 @_batched("both", "data", "data", "none", static=["task", "column", "grad_norm", "inner"])
@@ -411,5 +409,4 @@ def _figures(
 ) -> dict[str, Unknown]:
     """The figures that need no method: compared methods share their program."""
     asked: Unknown = {"task": task, "column": column, "grad_norm": grad_norm, "mesh": inner}
-    found: dict[str, Unknown] = of_model(model, fed, held, density, None, **asked)
-    return found
+    return of_model(model, fed, held, density, None, **asked)

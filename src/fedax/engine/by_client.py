@@ -290,7 +290,6 @@ _of_block = compiled(static=["task"])(_of_batch)
 @compiled(static=["task", "together"])
 def _of_models(models: Tree, frozen: Tree, batches: Tree, *, task: Task, together: int) -> dict[str, Unknown]:
     """The results of the batch of each of some clients by its own model, so many clients at a time; leaves [S, ...]."""
-    found: dict[str, Unknown] = jax.lax.map(
+    return jax.lax.map(
         lambda each: _of_batch(each[0], frozen, each[1], task=task), (models, batches), batch_size=together
     )
-    return found

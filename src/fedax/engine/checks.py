@@ -115,8 +115,7 @@ def sampled_rows(data: FederatedData, number: int) -> np.ndarray:
     clients = np.searchsorted(ends, points, side="right")
     share = (points - (ends - data.weights)[clients]) / np.asarray(data.weights, float)[clients]
     sizes = data.sizes[clients]
-    rows: np.ndarray = data.offsets[clients] + np.clip((share * sizes).astype(int), 0, sizes - 1)
-    return rows
+    return data.offsets[clients] + np.clip((share * sizes).astype(int), 0, sizes - 1)
 
 
 def _task_of(given: Unknown) -> str:

@@ -69,8 +69,7 @@ class UploadBuffer(NamedTuple):
         devices = jax.tree.leaves(self.uploads)[0].shape[0]
         every = jax.tree.map(lambda leaf, like: np.broadcast_to(leaf, like.shape), kept.uploads, self.uploads)
         box = UploadBuffer(every, kept.device % devices, kept.accepted)
-        found: UploadBuffer = jax.tree.map(placed_like, box, self)
-        return found
+        return jax.tree.map(placed_like, box, self)
 
 
 class BufferUse(NamedTuple):

@@ -88,5 +88,4 @@ def _steps(
         steps = np.maximum(steps - (spent > time * (1 + 1e-12)), 0)
     if steps.max() > MOST:
         raise ConfigError("work.time", time, f"a client would take {steps.max():.3g} steps, and takes at most {MOST}")
-    found: np.ndarray = steps.astype(np.int64 if numbers.ndim == 0 else np.int32)
-    return found
+    return steps.astype(np.int64 if numbers.ndim == 0 else np.int32)

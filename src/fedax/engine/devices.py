@@ -70,8 +70,7 @@ def in_precision(precision: str | None) -> contextlib.AbstractContextManager[Non
     """
     if precision is None:
         return contextlib.nullcontext()
-    context: contextlib.AbstractContextManager[None] = jax.default_matmul_precision(precision)
-    return context
+    return jax.default_matmul_precision(precision)
 
 
 def cores(places: int, work: float) -> Mesh | None:

@@ -219,8 +219,7 @@ def _checked(algorithm: Algorithm, x: Vector) -> Algorithm:
     )  # what the engine says calls it by this name
     server, row = jax.eval_shape(first_state, named(algorithm, None), x)
     _check_model(named(algorithm, None), server, x)
-    checked: Algorithm = named(algorithm, _structure_of(row))
-    return checked
+    return named(algorithm, _structure_of(row))
 
 
 def _check_model(algorithm: "_CheckedMethod", server: Tree, x: Vector) -> None:
@@ -264,8 +263,7 @@ class _CheckedMethod(Algorithm):
         return self._call("init_client", x)
 
     def model(self, server: Tree) -> Vector:
-        found: Vector = self._call("model", server)
-        return found
+        return self._call("model", server)
 
     def penalty(self, x: Vector) -> Tree:
         return self._call("penalty", x)

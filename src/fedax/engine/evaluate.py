@@ -217,10 +217,9 @@ def train_sums(model: Vector, fed: Federation, *, task: Task, grad_norm: bool, m
 
     around = (model.tree, fed.offsets + fed.sizes, fed.weights / fed.sizes)
     function = jax.value_and_grad(objective) if grad_norm else lambda *given: (objective(*given),)
-    found: tuple[Tree, ...] = _sum(
+    return _sum(
         lambda around, *block: function(around[0], *block), weigh, around, fed.examples, mesh
     )
-    return found
 
 
 def held_out(task: Task, model: Vector, examples: Tree, mesh: Mesh | None) -> dict[str, Unknown]:
@@ -235,8 +234,7 @@ def held_out(task: Task, model: Vector, examples: Tree, mesh: Mesh | None) -> di
         return {name: jnp.sum(jnp.where(weights > 0, v * weights, 0)) for name, v in means.items()} | sums
 
     weigh = lambda _, rows: jnp.full(rows.shape, 1 / n)  # noqa: E731
-    found: dict[str, Unknown] = _sum(values, weigh, model.tree, examples, mesh, careful=True)
-    return found
+    return _sum(values, weigh, model.tree, examples, mesh, careful=True)
 
 
 def _sum(

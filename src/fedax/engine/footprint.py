@@ -44,8 +44,7 @@ class Footprint(NamedTuple):
 
     def plus(self, other: "Footprint") -> "Footprint":
         """The sum of both."""
-        added: Footprint = jax.tree.map(operator.add, self, other)
-        return added
+        return jax.tree.map(operator.add, self, other)
 
 
 class Footprints(NamedTuple):

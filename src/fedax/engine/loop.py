@@ -237,8 +237,7 @@ def converse(loop: Generator[Request, Response, RoundResult], place: Backend) ->
         try:
             request = loop.send(place.answer(request))
         except StopIteration as stop:
-            end: RoundResult = stop.value
-            return end
+            return stop.value
 
 
 def chosen_state(skipped: Number, before: Tree, after: Tree) -> Tree:
@@ -335,8 +334,7 @@ def draw_cohort(hyper: Hyper, weights: Array, key: Array, index: Array) -> tuple
     cohort_key: Array = jax.random.fold_in(key, _COHORT)
     if isinstance(hyper.method, Private):  # sampling amplifies privacy only if nobody knows who was drawn
         cohort_key = salted(cohort_key, hyper.method.cohorts)
-    cohort: tuple[Array, Array] = hyper.participation.draw(cohort_key, weights, index)
-    return cohort
+    return hyper.participation.draw(cohort_key, weights, index)
 
 
 def draw_steps(work: Work, key: Array, ids: Array, sizes: Array, batch_size: int | None) -> Array:
@@ -368,10 +366,9 @@ def draw_rounds(
     hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: RunPlan, stage: str
 ) -> tuple[Clients, Round]:
     """:func:`draw` for some rounds, NumPy leaves [rounds, ...]; without the server's keys."""
-    found: tuple[Clients, Round] = jax.tree.map(
+    return jax.tree.map(
         np.asarray, _draw_rounds(without_method(hyper), fed, key, indices, plan=plan, stage=stage)
     )
-    return found
 
 
 @compiled(static=["plan", "stage"])
@@ -382,5 +379,4 @@ def _draw_rounds(
         clients, round_ = draw(hyper, fed, stage_key(key, index, stage), index, plan)
         return clients, round_._replace(key=jnp.zeros(0))
 
-    found: tuple[Clients, Round] = jax.lax.map(one, indices)
-    return found
+    return jax.lax.map(one, indices)

@@ -410,8 +410,7 @@ def _on_devices(checked: CheckedInput, planned: PlannedRun) -> Federation:
     made = lambda: on_devices(federation_of(checked.census, there, checked.own), mesh)  # noqa: E731
     fed = shared.once("data", made, checked.asked.data, of=(mesh, planned.stream))
     frozen = shared.once("frozen", lambda: on_devices(task.frozen, mesh), task, of=mesh)
-    found: Federation = shared.once("federation", lambda: fed._replace(frozen=frozen), fed, frozen)
-    return found
+    return shared.once("federation", lambda: fed._replace(frozen=frozen), fed, frozen)
 
 
 def _evaluation(checked: CheckedInput, planned: PlannedRun, traced: Traced, fed: Federation) -> EvaluationPlan:
@@ -545,7 +544,6 @@ def _of_all_processes(job: Job) -> Job:
 def names_of_classes(census: Census, data: FederatedData | None) -> tuple[str | int, ...] | None:
     """What the classes are called: texts of tables, or −1 and +1; ``None``: numbers from 0 on, or there are none."""
     if census.transform is not None:
-        named: tuple[str, ...] | None = census.transform.classes
-        return named
+        return census.transform.classes
     y = data.examples.get("y") if data is not None and isinstance(data.examples, dict) else None
     return (-1, 1) if y is not None and y.ndim == 1 and y.size and y.min() == -1 and y.max() == 1 else None

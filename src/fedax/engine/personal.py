@@ -140,8 +140,7 @@ def evaluated(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Clie
     )
     method, turned = _turned(job.hyper.method, memory)
     static = {"plan": job.plan.of_clients, "blocks": blocks, "train": job.evaluation.train == TRAIN[0]}
-    found: Evaluated = _evaluated(method, fed, job.key, server, turned, who, held, plan.turns or 0, index, **static)
-    return found
+    return _evaluated(method, fed, job.key, server, turned, who, held, plan.turns or 0, index, **static)
 
 
 @compiled(static=["plan", "blocks", "train"])
@@ -179,8 +178,7 @@ def _evaluated(
         return Evaluated(mean, parts, last)
 
     shared = _inputs(method, (server, held, turns), fed, key, index)
-    found: Evaluated = _looked(look, shared, memory, who, plan)
-    return found
+    return _looked(look, shared, memory, who, plan)
 
 
 @compiled(static=["plan"])
@@ -320,8 +318,7 @@ def own_models(job: "Job", fed: Federation, server: Tree, memory: Tree, who: Cli
     alone = dataclasses.replace(job.plan.of_clients, mesh=None)
     method, turned = _turned(job.hyper.method, memory)
     v, h = _models(method, fed, job.key, server, turned, who, plan.turns or 0, index, plan=alone)
-    models: Tree = jax.vmap(lambda v, h: job.delivered(Vector(v), h))(v, h)
-    return models
+    return jax.vmap(lambda v, h: job.delivered(Vector(v), h))(v, h)
 
 
 def _rows(memory: Tree, ids: Array) -> Tree:

@@ -138,8 +138,7 @@ class Model:
         if not is_table(x) or self.transform is None:
             hint = "only a model that was trained on tables knows the ranges of training"
             raise ConfigError("x", type(x).__name__, hint)
-        found: Doubts = self.transform.doubts(table_of(x, {}))
-        return found
+        return self.transform.doubts(table_of(x, {}))
 
     def predict(self, x: Unknown, strict: bool = False) -> np.ndarray:
         """The class of each example, by its label; of regression the numbers, in the units of the label.
@@ -180,8 +179,7 @@ class Model:
         Raises:
             ConfigError: the model did not come from PyTorch.
         """
-        found: dict[str, Unknown] = pytorch.to_torch_state_dict(self.task, self.params, tensors=tensors)
-        return found
+        return pytorch.to_torch_state_dict(self.task, self.params, tensors=tensors)
 
     def save(self, path: Path) -> None:
         """Write it again, as :meth:`fedax.Run.save` does."""

@@ -156,13 +156,11 @@ class SingleRun(OneJob):
 
     def prepare(self) -> tuple[State, Counters]:
         job = self.job
-        found: tuple[State, Counters] = _prepare(job.hyper, job.fed, job.key, job.x, job.plan)
-        return found
+        return _prepare(job.hyper, job.fed, job.key, job.x, job.plan)
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Counters]:
         job = self.job
-        found: tuple[State, Counters] = _advance(job.hyper, job.fed, job.key, state, start, stop, job.plan)
-        return found
+        return _advance(job.hyper, job.fed, job.key, state, start, stop, job.plan)
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         return measured(self.job, state.server, index, more=personal.measured(self.job, state, index))

@@ -355,8 +355,7 @@ def steps_of(work: Work, key: Array, census: Census, plan: RunPlan) -> Callable[
     def block(first: int, ids: range) -> list[list[int]]:
         own = np.array(ids), sizes[ids.start : ids.stop]
         drawn = _draw_groups(work, key, np.int32(first), *own, batch_size=plan.batch_size, groups=groups)
-        found: list[list[int]] = np.asarray(drawn).tolist()
-        return found
+        return np.asarray(drawn).tolist()
 
     if groups == 1:
         return lambda client, group: block(group, range(client, client + 1))[0][0]

@@ -202,8 +202,7 @@ def _cohorts(
         return clients.ids, clients.steps, draw_one(clients, own) if one else ()
 
     together = min(len(indices), max(1, _DRAWN // plan.num_clients))
-    found: tuple[Array, Array, Tree] = jax.lax.map(draws, indices, batch_size=together)
-    return found
+    return jax.lax.map(draws, indices, batch_size=together)
 
 
 _Given = tuple[Algorithm, Federation, Array]  # the method, the data, the run's key
@@ -257,8 +256,7 @@ def _counted(
 ) -> list[Array]:
     """:func:`_count` of some rounds, [rounds, S]."""
     count = functools.partial(_count, values, given, plan=plan, stage=stage)
-    found: list[Array] = jax.vmap(jax.vmap(count, in_axes=(None, 0, 0)))(indices, ids, steps)
-    return found
+    return jax.vmap(jax.vmap(count, in_axes=(None, 0, 0)))(indices, ids, steps)
 
 
 def needed(program: Unknown) -> set[Tree]:

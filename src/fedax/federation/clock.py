@@ -236,8 +236,7 @@ class Clock(Settings):
             Clock(step=Lognormal(median=0.1, sigma=1.0), server=2.0)
         """
         given = {name: _read(name, value) for name, value in table.items()}
-        made: Clock = Component("clock", cls, "").bind(given, section="clock")[0]
-        return made
+        return Component("clock", cls, "").bind(given, section="clock")[0]
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> "Clock":
@@ -469,8 +468,7 @@ def _one_uniform(seed: int, *which: int) -> np.ndarray:
     for number in which:
         bits ^= _mixed_number(number & _BITS)
         bits = _mixed_number(bits)
-    found: np.ndarray = np.asarray(((bits >> 12) + 0.5) * 2.0**-52)[()]
-    return found
+    return np.asarray(((bits >> 12) + 0.5) * 2.0**-52)[()]
 
 
 def _mixed_number(bits: int) -> int:

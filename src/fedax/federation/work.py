@@ -299,8 +299,7 @@ class StepsByRound(Work):
         return int(np.max(self.table))
 
     def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
-        usual: np.ndarray = np.mean(self.table, axis=0)
-        return usual
+        return np.mean(self.table, axis=0)
 
 
 class Deadline(Work):

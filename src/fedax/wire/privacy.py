@@ -57,8 +57,7 @@ class AdaptiveClip(Settings):
 
     def next(self, clip: Number, below: Number) -> Array:
         """The clip after a round in which the share ``below`` of uploads was no longer than ``clip``."""
-        after: Array = clip * jnp.exp(-self.rate * (jnp.clip(below, 0, 1) - self.quantile))
-        return after
+        return clip * jnp.exp(-self.rate * (jnp.clip(below, 0, 1) - self.quantile))
 
 
 class DP(Settings):
@@ -251,8 +250,7 @@ class Private(Layer):
             return DownloadAndClip(value, server.clips[stage][number]) if adaptive else value
 
         def client(download: Tree, memory: Tree, oracle: Tree) -> tuple[Tree, Tree]:
-            answer: tuple[Tree, Tree] = exchange.client(download.value if adaptive else download, memory, oracle)
-            return answer
+            return exchange.client(download.value if adaptive else download, memory, oracle)
 
         def server(server: PrivateState, mean: Tree, round: Round) -> PrivateState:
             inner_server = exchange.server

@@ -90,8 +90,7 @@ class RandomK(Compressor):
         return {"numbers": jnp.where(self._drawn(seed, x.size), x * scale.astype(x.dtype), 0), "seed": seed}
 
     def restore(self, parts: Tree, form: ArrayForm) -> Array:
-        numbers: Array = parts["numbers"]
-        return numbers
+        return parts["numbers"]
 
     def bits(self, form: ArrayForm) -> int:
         return int(_count(self.share, form.size)) * 8 * form.kind.itemsize + SEED_BITS
@@ -110,8 +109,7 @@ class RandomK(Compressor):
 
     def _drawn(self, seed: Array, d: int) -> Array:
         """[d] which places are drawn."""
-        drawn: Array = shuffled(jnp.arange(d), d, key_of(seed), max_size=d) < _count(self.share, d)
-        return drawn
+        return shuffled(jnp.arange(d), d, key_of(seed), max_size=d) < _count(self.share, d)
 
 
 def _count(share: Number, d: int) -> Number:
@@ -164,5 +162,4 @@ def _most(kind: "np.dtype[Unknown]", bits: int, holds: Callable[[Array], Array])
         bound = low | jnp.left_shift(jnp.ones((), kind), bits - 1 - at.astype(kind))
         return jnp.where(holds(bound), bound, low)
 
-    most: Array = jax.lax.fori_loop(0, bits, add, jnp.zeros((), kind))
-    return most
+    return jax.lax.fori_loop(0, bits, add, jnp.zeros((), kind))

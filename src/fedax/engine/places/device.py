@@ -54,8 +54,7 @@ def first_state(algorithm: Algorithm, x: Vector) -> tuple[Tree, Tree]:
     method = resolve(algorithm, 0)
     # Strong types: a Python number's weak one would change after the first rounds, and compile them a second time.
     state = (method.init(x), method.init_client(x))
-    found: tuple[Tree, Tree] = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
-    return found
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
 
 
 first_states = compiled()(first_state)
