@@ -34,8 +34,6 @@ def register(what: Any = None, /, *, aliases: Sequence[str] = ()) -> Any:
         ...     lr: float = 0.1
         ...     def init(self, x):
         ...         return x
-        ...     def model(self, server):
-        ...         return server
         ...     def client(self, download, memory, oracle):
         ...         return oracle.full_grad(download), memory
         ...     def server(self, server, mean, round):

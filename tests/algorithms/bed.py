@@ -244,9 +244,6 @@ class Spy(fedax.Algorithm):
     def init(self, x):
         return x
 
-    def model(self, server):
-        return server
-
     def init_client(self, x):
         return jnp.zeros((self.rounds + 1, len(self.who), self.steps, x.size))
 

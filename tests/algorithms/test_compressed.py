@@ -123,9 +123,6 @@ class Drawn(fedax.Algorithm):
     def init(self, x):
         return x
 
-    def model(self, server):
-        return server
-
     def init_client(self, x):
         return jnp.zeros((ROUNDS, 4))
 

@@ -60,9 +60,6 @@ class PullToOwn(fedax.Algorithm):
     def init_client(self, x):
         return x
 
-    def model(self, server):
-        return server
-
     def client(self, x, memory, oracle):
         y = local_steps(lambda y, k: y - self.lr * oracle.grad(y, k), x, oracle)
         pulled = lambda v, k: v - self.personal_lr * (oracle.grad(v, k) + self.lam * (v - y))  # noqa: E731
@@ -121,9 +118,6 @@ class MeanOfTheDrawn(fedax.Algorithm):
 
     def init_client(self, x):
         return x
-
-    def model(self, server):
-        return server
 
     def client(self, x, memory, oracle):
         v = local_steps(lambda v, k: v - self.lr * (oracle.grad(v, k) + self.lam * (v - x)), memory, oracle)

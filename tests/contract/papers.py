@@ -22,9 +22,6 @@ class FedSAM(fedax.Algorithm):
     def init(self, x):
         return x
 
-    def model(self, x):
-        return x
-
     def client(self, x, memory, oracle):
         def step(y, k):
             g = oracle.grad(y, k)
@@ -76,9 +73,6 @@ class FedLESAM(fedax.Algorithm):
     def init_client(self, x):
         return x
 
-    def model(self, x):
-        return x
-
     def client(self, x, before, oracle):
         d = before - x
         d = self.rho * d / jnp.sqrt(d.dot(d) + 1e-24)
@@ -101,9 +95,6 @@ class FedSpeed(fedax.Algorithm):
 
     def init_client(self, x):
         return fedax.zeros_like(x)
-
-    def model(self, x):
-        return x
 
     def client(self, x, kept, oracle):
         def step(y, k):
@@ -221,9 +212,6 @@ class FedNTD(fedax.Algorithm):
     def init(self, x):
         return x
 
-    def model(self, x):
-        return x
-
     def client(self, x, memory, oracle):
         def step(y, k):
             teacher = oracle.outputs(x, k)
@@ -253,9 +241,6 @@ class Moon(fedax.Algorithm):
         return x
 
     def init_client(self, x):
-        return x
-
-    def model(self, x):
         return x
 
     def client(self, x, last, oracle):
@@ -288,9 +273,6 @@ class FedBN(fedax.Algorithm):
     def init_client(self, x):
         return self.only(x, own=True)
 
-    def model(self, x):
-        return x
-
     def only(self, x, own):
         keep = lambda path, leaf: leaf if ("b" in jax.tree_util.keystr(path)) == own else jnp.zeros_like(leaf)
         return fedax.Vector(jax.tree_util.tree_map_with_path(keep, x.tree))
@@ -311,9 +293,6 @@ class QFedAvg(fedax.Algorithm):
     q: Any = 1.5
 
     def init(self, x):
-        return x
-
-    def model(self, x):
         return x
 
     def client(self, x, memory, oracle):
@@ -381,9 +360,6 @@ class PyLoop(fedax.Algorithm):
     lr: Any = 0.1
 
     def init(self, x):
-        return x
-
-    def model(self, x):
         return x
 
     def client(self, x, memory, oracle):

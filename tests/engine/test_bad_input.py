@@ -364,9 +364,9 @@ TABLE = {
     "no .x": (
         "init",
         lambda self, x: {"x": x},
-        "returned dict, which has no .x; return the model as .x of the server's",
+        "returned dict, which has no .x; return the model, or a state .*or define model.self, server.",
     ),
-    "x alone": ("init", lambda self, x: x, "returned Vector, which has no .x; .*or define model.self, server."),
+    "another x": ("init", lambda self, x: fedax.Vector((x.tree,)), "it has to be a Vector like the initial model"),
     "no state": ("init", lambda self, x: None, "returned NoneType, which has no .x"),
     "model's tree": ("model", lambda self, server: server.x.tree, "it has to be a Vector like the initial model"),
     "one exchange": (

@@ -471,9 +471,6 @@ class Adaptive(fedax.Algorithm):
     def init(self, x):
         return x
 
-    def model(self, server):
-        return server
-
     def init_client(self, x):
         return ()
 

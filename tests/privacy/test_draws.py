@@ -46,9 +46,6 @@ class Heard(fedax.Algorithm):
     def init(self, x):
         return x
 
-    def model(self, server):
-        return server
-
     def download(self, server):
         return ()
 

@@ -101,9 +101,6 @@ def test_an_array_that_was_sent_in_the_round_is_not_sent_again(full):
         def init(self, x):
             return x
 
-        def model(self, server):
-            return server
-
         def client(self, download, memory, oracle):
             seen.append(1)
             return download, download
@@ -255,9 +252,6 @@ class OwnMessages(fedax.Algorithm):
     def init(self, x):
         return x
 
-    def model(self, server):
-        return server
-
     def client(self, download, memory, oracle):
         return self.how.encode(oracle.key, oracle.full_grad(download))[0], memory
 
@@ -335,9 +329,6 @@ class Ones(fedax.Algorithm):
 
     def init(self, x):
         return x
-
-    def model(self, server):
-        return server
 
     def client(self, download, memory, oracle):
         return fedax.Vector(jnp.ones(6)), memory

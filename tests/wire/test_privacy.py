@@ -503,9 +503,6 @@ def test_what_a_method_hears_of_a_round_is_known_to_all():
         def init(self, x):
             return x
 
-        def model(self, server):
-            return server
-
         def client(self, download, memory, oracle):
             return oracle.full_grad(download), memory
 

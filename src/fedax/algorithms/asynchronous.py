@@ -40,12 +40,6 @@ from fedax.contract.staleness import staleness as make_staleness
 from fedax.contract.vector import Vector, zeros_like
 
 
-class ModelState(NamedTuple):
-    """Server state: the model alone."""
-
-    x: Vector
-
-
 class MemoryState(NamedTuple):
     """Server state: the model, and the mean of what all clients keep, Σ p_i h_i."""
 
@@ -87,19 +81,16 @@ class FedAsync(LocalMethod):
     def pace(self) -> Pace:
         return Pace(self.staleness)
 
-    def init(self, x: Vector) -> ModelState:
-        return ModelState(x)
-
-    def download(self, server: ModelState) -> Vector:
-        return server.x
+    def init(self, x: Vector) -> Vector:
+        return x
 
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
         x = download
         return self.descend(lambda y, k: oracle.grad(y, k) + self.prox * (y - x), x, oracle), memory
 
-    def server(self, server: ModelState, mean: Vector, round: Round) -> ModelState:
+    def server(self, server: Vector, mean: Vector, round: Round) -> Vector:
         total = 1 - round.shortfall  # Σ ω_i
-        return ModelState(server.x + self.mixing * (mean - total * server.x))
+        return server + self.mixing * (mean - total * server)
 
     def validate(self) -> None:
         check(self)
@@ -137,17 +128,14 @@ class FedBuff(LocalMethod):
     def pace(self) -> Pace:
         return Pace(self.staleness)
 
-    def init(self, x: Vector) -> ModelState:
-        return ModelState(x)
-
-    def download(self, server: ModelState) -> Vector:
-        return server.x
+    def init(self, x: Vector) -> Vector:
+        return x
 
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
         return self.descend(oracle.grad, download, oracle) - download, memory
 
-    def server(self, server: ModelState, mean: Vector, round: Round) -> ModelState:
-        return ModelState(server.x + self.server_lr * mean)
+    def server(self, server: Vector, mean: Vector, round: Round) -> Vector:
+        return server + self.server_lr * mean
 
 
 class Calibrated(NamedTuple):
@@ -271,21 +259,18 @@ class AREA(LocalMethod):
     def traits(self) -> Traits:
         return Traits("AREA", "Iakovidou and Kim 2024", limit="steps", fair=True)
 
-    def init(self, x: Vector) -> ModelState:
-        return ModelState(x)
+    def init(self, x: Vector) -> Vector:
+        return x
 
     def init_client(self, x: Vector) -> Vector:
         return x
-
-    def download(self, server: ModelState) -> Vector:
-        return server.x
 
     def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Change, Vector]:
         y = self.descend(oracle.grad, download, oracle)
         return Change(y - memory), y
 
-    def server(self, server: ModelState, mean: Any, round: Round) -> ModelState:
-        return ModelState(server.x + mean)
+    def server(self, server: Vector, mean: Any, round: Round) -> Vector:
+        return server + mean
 
 
 class FADASState(NamedTuple):
@@ -398,17 +383,14 @@ class Ringmaster(Algorithm):
     def pace(self) -> Pace:
         return Pace(max_staleness=None if self.threshold is None else self.threshold - 1)
 
-    def init(self, x: Vector) -> ModelState:
-        return ModelState(x)
-
-    def download(self, server: ModelState) -> Vector:
-        return server.x
+    def init(self, x: Vector) -> Vector:
+        return x
 
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
         return oracle.grad_batches(download, oracle.steps), memory
 
-    def server(self, server: ModelState, mean: Vector, round: Round) -> ModelState:
-        return ModelState(server.x - self.lr * mean)
+    def server(self, server: Vector, mean: Vector, round: Round) -> Vector:
+        return server - self.lr * mean
 
 
 class MemoryTable(NamedTuple):

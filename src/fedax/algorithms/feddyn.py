@@ -97,12 +97,6 @@ class FedDyn(LocalMethod):
         check_pull("alpha", self.alpha, sgd_rate(self))
 
 
-class FedPDState(NamedTuple):
-    """FedPD's server state: the model."""
-
-    x: Vector
-
-
 class FedPD(LocalMethod):
     """FedPD: primal-dual steps at every client, which communicate now and then. With exact gradients and
     skip off it reaches the optimum of F.
@@ -133,13 +127,13 @@ class FedPD(LocalMethod):
             return Traits("FedPD", source, "all", limit="F", exact="always", corrects=OTHERS)
         return Traits("FedPD", source, "all")
 
-    def init(self, x: Vector) -> FedPDState:
-        return FedPDState(x)
+    def init(self, x: Vector) -> Vector:
+        return x
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def client(self, download: FedPDState, memory: Vector, oracle: Oracle) -> tuple[Vector, Vector]:
+    def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Vector, Vector]:
         number = 1 if self.skip is None else jax.random.geometric(oracle.round_key, 1 - self.skip)
 
         def phase(state: Any, j: Any) -> Any:
@@ -149,11 +143,11 @@ class FedPD(LocalMethod):
             dual = dual + self.alpha * (y - x)
             return y + dual / self.alpha, dual
 
-        x, dual = phases(phase, (download.x, memory), number, oracle)
-        return x - download.x, dual
+        x, dual = phases(phase, (download, memory), number, oracle)
+        return x - download, dual
 
-    def server(self, server: FedPDState, mean: Vector, round: Round) -> FedPDState:
-        return FedPDState(server.x + mean)
+    def server(self, server: Vector, mean: Vector, round: Round) -> Vector:
+        return server + mean
 
     def validate(self) -> None:
         check(self)

@@ -16,7 +16,7 @@ method with periodic averaging and quantization", Algorithm 1.
 The paper averages with ω_i = 1/r over cohorts drawn uniformly.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 
@@ -28,12 +28,6 @@ from fedax.contract.hyper import check, hyper
 from fedax.contract.local import LocalMethod
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector
-
-
-class FedPAQState(NamedTuple):
-    """Server state: the model."""
-
-    x: Vector
 
 
 class FedPAQ(LocalMethod):
@@ -62,19 +56,16 @@ class FedPAQ(LocalMethod):
     def traits(self) -> Traits:
         return Traits("FedPAQ", "Reisizadeh et al. 2020, Algorithm 1", limit="steps")
 
-    def init(self, x: Vector) -> FedPAQState:
-        return FedPAQState(x)
-
-    def download(self, server: FedPAQState) -> Vector:
-        return server.x
+    def init(self, x: Vector) -> Vector:
+        return x
 
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Message, Any]:
         y = self.descend(oracle.grad, download, oracle)
         message, _ = self.compress.encode(oracle.key, y - download)
         return message, memory
 
-    def server(self, server: FedPAQState, mean: Vector, round: Round) -> FedPAQState:
-        return FedPAQState(server.x + mean)
+    def server(self, server: Vector, mean: Vector, round: Round) -> Vector:
+        return server + mean
 
     def validate(self) -> None:
         check(self)

@@ -79,9 +79,6 @@ class Ditto(LocalMethod):
     def server(self, server: Vector, mean: Vector, round: Round) -> Vector:
         return server + mean
 
-    def model(self, server: Vector) -> Vector:
-        return server
-
     def personal(self, download: Vector, memory: Vector) -> Vector:
         return memory
 
@@ -122,9 +119,6 @@ class MRMTL(LocalMethod):
 
     def server(self, server: Vector, mean: Vector, round: Round) -> Vector:
         return server + mean
-
-    def model(self, server: Vector) -> Vector:
-        return server
 
     def personal(self, download: Vector, memory: Vector) -> Vector:
         return memory

@@ -71,6 +71,3 @@ class QFedAvg(LocalMethod):
     def server(self, server: Vector, mean: QFedAvgUpload, round: Round) -> Vector:
         heard = jnp.sum(round.weights) > 0  # else both are 0
         return server + mean.u / jnp.where(heard, mean.h, 1)
-
-    def model(self, server: Vector) -> Vector:
-        return server

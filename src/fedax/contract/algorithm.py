@@ -204,9 +204,6 @@ class Algorithm(Settings):
         ...     def init(self, x):
         ...         return x
         ...
-        ...     def model(self, server):
-        ...         return server
-        ...
         ...     def client(self, download, memory, oracle):
         ...         return oracle.full_grad(download), memory
         ...
@@ -217,7 +214,7 @@ class Algorithm(Settings):
     """
 
     def init(self, x: Vector) -> Tree:
-        """Server state at round 0; it has the model as ``.x`` unless :meth:`model` says otherwise."""
+        """Server state at round 0: the model, or what has it as ``.x``, unless :meth:`model` says otherwise."""
         raise NotImplementedError
 
     def init_client(self, x: Vector) -> Tree:
@@ -237,8 +234,8 @@ class Algorithm(Settings):
         raise NotImplementedError
 
     def model(self, server: Tree) -> Vector:
-        """What is evaluated and delivered."""
-        return server.x
+        """What is evaluated and delivered, by default a state that is the model itself, or its ``.x``."""
+        return server if isinstance(server, Vector) else server.x
 
     def personal(self, download: Tree, memory: Tree) -> Vector | None:
         """A client's own model, of the newest download and the memory of its last turn; ``None``: it has none.

@@ -224,11 +224,11 @@ def _checked(algorithm: Algorithm, x: Vector) -> Algorithm:
 
 def _check_model(algorithm: "_CheckedMethod", server: Tree, x: Vector) -> None:
     name, inner = type(algorithm).__name__, algorithm.inner
-    if type(inner).model is Algorithm.model and not hasattr(server, "x"):
+    if type(inner).model is Algorithm.model and not isinstance(server, Vector) and not hasattr(server, "x"):
         raise CodeError(
             f"{name}.init",
             f"returned {type(server).__name__}, which has no .x",
-            "return the model as .x of the server's state, for instance of a NamedTuple, or define model(self, server)",
+            "return the model, or a state with it as .x, for instance a NamedTuple, or define model(self, server)",
             place_of(inner.init),
         )
     # The hyper-parameters are shapes here; in a trace they are values, of which schedules make rates.

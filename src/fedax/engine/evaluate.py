@@ -217,9 +217,7 @@ def train_sums(model: Vector, fed: Federation, *, task: Task, grad_norm: bool, m
 
     around = (model.tree, fed.offsets + fed.sizes, fed.weights / fed.sizes)
     function = jax.value_and_grad(objective) if grad_norm else lambda *given: (objective(*given),)
-    return _sum(
-        lambda around, *block: function(around[0], *block), weigh, around, fed.examples, mesh
-    )
+    return _sum(lambda around, *block: function(around[0], *block), weigh, around, fed.examples, mesh)
 
 
 def held_out(task: Task, model: Vector, examples: Tree, mesh: Mesh | None) -> dict[str, Unknown]:

@@ -366,9 +366,7 @@ def draw_rounds(
     hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: RunPlan, stage: str
 ) -> tuple[Clients, Round]:
     """:func:`draw` for some rounds, NumPy leaves [rounds, ...]; without the server's keys."""
-    return jax.tree.map(
-        np.asarray, _draw_rounds(without_method(hyper), fed, key, indices, plan=plan, stage=stage)
-    )
+    return jax.tree.map(np.asarray, _draw_rounds(without_method(hyper), fed, key, indices, plan=plan, stage=stage))
 
 
 @compiled(static=["plan", "stage"])
