@@ -20,6 +20,10 @@ _WHOLE = 2**31 - 1  # the length that stands for a probability of 1
 _MANY = 2**20  # clients from which on sums of p_i in float32 would miss some
 
 
+def _size(size: int) -> int:
+    return check_count("size", size)
+
+
 class Cohort(NamedTuple):
     """The clients of one round.
 
@@ -241,10 +245,7 @@ class Uniform(Participation):
     """
 
     counts: ClassVar[bool] = True
-    size: int = eqx.field(static=True)
-
-    def __init__(self, size: int):
-        self.size = check_count("size", size)
+    size: int = eqx.field(static=True, converter=_size)
 
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         n = weights.shape[0]
@@ -281,10 +282,7 @@ class UniformNormalized(Participation):
         1.0
     """
 
-    size: int = eqx.field(static=True)
-
-    def __init__(self, size: int):
-        self.size = check_count("size", size)
+    size: int = eqx.field(static=True, converter=_size)
 
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         ids = _without_replacement(key, weights.shape[0], self.size)
@@ -401,10 +399,7 @@ class Systematic(Participation):
         ([2, 3], [0.5, 0.5])
     """
 
-    size: int = eqx.field(static=True)
-
-    def __init__(self, size: int):
-        self.size = check_count("size", size)
+    size: int = eqx.field(static=True, converter=_size)
 
     def bind(self, weights: np.ndarray) -> "Participation":
         return _Systematic(self.size, np.asarray(weights, float))
