@@ -46,7 +46,8 @@ class Work(Settings):
 
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
         """τ where all clients take the same number of steps in all rounds, else ``None``."""
-        return None
+        steps = self.always(sizes, batch_size)
+        return int(steps[0]) if steps is not None and np.all(steps == steps[0]) else None
 
     def always(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray | None:
         """[N] τ_i where each client takes the same number of steps whenever it works, else ``None``."""
@@ -108,11 +109,6 @@ class Steps(Work):
     def always(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray | None:
         return self.usual(sizes, batch_size)
 
-    def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
-        if self._same is not None:
-            return self._same
-        return int(self._each[0]) if np.all(self._each == self._each[0]) else None
-
     def validate(self, sizes: np.ndarray) -> None:
         if self._same is None and len(self._each) != len(sizes):
             raise ConfigError("steps", f"{len(self._each)} numbers", f"give one for each of the {len(sizes)} clients")
@@ -151,10 +147,6 @@ class Epochs(Work):
 
     def always(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray | None:
         return self.usual(sizes, batch_size)
-
-    def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
-        steps = self.usual(sizes, batch_size)
-        return int(steps[0]) if (steps == steps[0]).all() else None
 
     def without_replacement(self) -> bool:
         return True
@@ -361,9 +353,6 @@ class Deadline(Work):
 
     def always(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray | None:
         return self._steps.usual(sizes, batch_size)
-
-    def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
-        return self._steps.equal(sizes, batch_size)
 
     def validate(self, sizes: np.ndarray) -> None:
         if self.speed is not None and np.ndim(self.speed) and len(self.speed) != len(sizes):
