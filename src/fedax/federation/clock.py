@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import numpy as np
 
 from fedax.contract.settings import Settings
@@ -198,27 +199,14 @@ class Clock(Settings):
         [1.6, 2.6]
     """
 
-    step: Any = 0.0
-    up: Any = None
-    down: Any = None
-    latency: Any = 0.0
-    server: float = 0.0
-    available: Any = None
+    step: Any = eqx.field(default=0.0, converter=lambda given: _quantity("step", given))
+    up: Any = eqx.field(default=None, converter=lambda given: _rate("up", given))
+    down: Any = eqx.field(default=None, converter=lambda given: _rate("down", given))
+    latency: Any = eqx.field(default=0.0, converter=lambda given: _quantity("latency", given))
+    server: float = eqx.field(default=0.0, converter=lambda given: float(check_number("server", given, 0, fixed=True)))
+    available: Any = eqx.field(default=None, converter=lambda given: _availability(given))
 
-    def __init__(
-        self,
-        step: Any = 0.0,
-        up: Any = None,
-        down: Any = None,
-        latency: Any = 0.0,
-        server: float = 0.0,
-        available: Any = None,
-    ):
-        self.step, self.latency = _quantity("step", step), _quantity("latency", latency)
-        self.up = None if up is None else _quantity("up", up, open_low=True)
-        self.down = None if down is None else _quantity("down", down, open_low=True)
-        self.server = float(check_number("server", server, 0, fixed=True))
-        self.available = None if available is None else _availability(available)
+    def __check_init__(self) -> None:
         others = (self.step, self.up, self.down, self.server, self.available)
         if isinstance(self.latency, Recorded) and any(other is not None and np.any(other != 0) for other in others):
             hint = "recorded arrivals have all of the time in them: leave the other settings out"
@@ -525,8 +513,14 @@ def _quantity(field: str, value: Any, open_low: bool = False) -> Any:
     return array
 
 
+def _rate(field: str, value: Any) -> Any:
+    return None if value is None else _quantity(field, value, open_low=True)
+
+
 def _availability(given: Any) -> Any:
-    """Periods by name or number, with lists of numbers in place of whatever was given."""
+    """Periods by name or number, with lists of numbers in place of whatever was given; ``None``: always."""
+    if given is None:
+        return None
     if isinstance(given, Mapping) and given:
         return {str(name): _plain_periods(f"available.{name}", each) for name, each in given.items()}
     if isinstance(given, Sequence) and not isinstance(given, str) and len(given):
