@@ -178,11 +178,5 @@ class Asynchronous(OneJob):
         return measured(self.job, state.server, index, more=personal.measured(self.job, state, index))
 
 
-@compiled(static=["slots", "plan"])
-def _begin(
-    hyper: Hyper, fed: Tree, key: Array, x: Vector, upload: Tree, slots: int, plan: RunPlan
-) -> tuple[State, Counters]:
-    return begin(hyper, fed, key, x, upload, slots, plan)
-
-
+_begin = compiled(static=["slots", "plan"])(begin)
 _advance = compiled(static=["plan"], donate=["state"], options=loops)(some_groups)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from fedax.columns import ever_heard
 from fedax.contract.algorithm import Algorithm
-from fedax.contract.types import Array, Tree, Unknown
-from fedax.contract.vector import Vector
+from fedax.contract.types import Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import personal
 from fedax.engine.asynchronous import Asynchronous
@@ -23,7 +22,7 @@ from fedax.engine.make import make_job
 from fedax.engine.options import Options
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
-from fedax.engine.plan import RunPlan, loops
+from fedax.engine.plan import loops
 from fedax.engine.private import of_public
 from fedax.errors import ConfigError, caller_level
 from fedax.programs import compiled
@@ -166,9 +165,5 @@ class SingleRun(OneJob):
         return measured(self.job, state.server, index, more=personal.measured(self.job, state, index))
 
 
-@compiled(static=["plan"])
-def _prepare(hyper: Tree, fed: Tree, key: Array, x: Vector, plan: RunPlan) -> tuple[State, Counters]:
-    return prepare(hyper, fed, key, x, plan)
-
-
+_prepare = compiled(static=["plan"])(prepare)
 _advance = compiled(static=["plan"], donate=["state"], options=loops)(some_rounds)

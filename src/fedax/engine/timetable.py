@@ -33,6 +33,8 @@ _LONG = 200  # answers of each client, on average, by which weights are correcte
 class Group(NamedTuple):
     """Groups of starts, each with the step after it, as arrays with an axis of the groups in front.
 
+    A timetable keeps single ones until their step: numbers, and tuples of as many as there are, without weights.
+
     Attributes:
         number: the group's, from which its random numbers are.
         version: of the model that its clients begin with.
@@ -54,21 +56,6 @@ class Group(NamedTuple):
     heard_slots: Tree
     weights: Tree
     staleness: Tree
-
-
-class _Row(NamedTuple):
-    """A group as it is kept until its step: tuples of as many as there are. Fields as those of :class:`Group`."""
-
-    number: int
-    version: int
-    ids: tuple[int, ...]
-    steps: tuple[int, ...]
-    slots: tuple[int, ...]
-    step: bool
-    heard: tuple[int, ...]
-    heard_steps: tuple[int, ...]
-    heard_slots: tuple[int, ...]
-    staleness: tuple[int, ...]
 
 
 def together(
@@ -131,7 +118,7 @@ class Timetable:
         self._free = list(range(self.slots))
         self._slot_of: dict[int, int] = {}  # work under way -> its slot
         self._steps_of: dict[int, int] = {}  # work under way -> its local steps
-        self._rows: dict[int, _Row] = {}  # groups by number, from the first that is still needed
+        self._rows: dict[int, Group] = {}  # groups by number, from the first that is still needed
         self._made = 0  # how many there were so far
         self._first = [0]  # the first group of each version
         self._late: list[tuple[int, int]] = []  # of the answers up to each step the sum of the staleness, the largest
@@ -191,7 +178,7 @@ class Timetable:
             "dropped": self.schedule.arrived[steps - 1] - taken,
         }
 
-    def _row(self, number: int, starts: Starts) -> _Row:
+    def _row(self, number: int, starts: Starts) -> Group:
         """The next group. What it costs comes with each answer, so it makes few objects."""
         schedule, heard, jobs = self.schedule, starts.heard, list(starts.jobs)
         clients, versions, free = schedule.clients, schedule.versions, self._free
@@ -215,7 +202,7 @@ class Timetable:
         freed = [slot_of.pop(job) for job in heard]
         for slot in freed:
             heapq.heappush(free, slot)
-        return _Row(
+        return Group(
             number=number,
             version=starts.version,
             ids=tuple(ids),
@@ -225,15 +212,18 @@ class Timetable:
             heard=tuple([clients[job] for job in heard]),
             heard_steps=tuple([steps_of.pop(job) for job in heard]),
             heard_slots=tuple(freed),
+            weights=(),
             staleness=tuple(late),
         )
 
-    def stacked(self, rows: Sequence[_Row], size: int, dtype: np.dtype) -> Group:
+    def stacked(self, rows: Sequence[Group], size: int, dtype: np.dtype) -> Group:
         """Some groups, and after them empty ones, as one with leaves [size, …]; its weights of this type."""
         n, width, number = len(self._p), self.pace.buffer, len(rows)
         empty = {"ids": n, "heard": n, "slots": -1}
 
         def leaf(name: str, column: Sequence[Unknown]) -> np.ndarray:
+            if name == "weights":
+                return np.zeros((size, width), dtype)
             if name in ("number", "version", "step"):
                 return np.array([*column, *[0] * (size - number)], bool if name == "step" else np.int32)
             rest = (empty.get(name, 0),) * width
@@ -242,21 +232,20 @@ class Timetable:
             found[:number] = np.fromiter(full, np.int32, number * width).reshape(number, width)
             return found
 
-        columns = zip(_Row._fields, zip(*rows, strict=True) if rows else [()] * len(_Row._fields), strict=True)
-        group = Group(weights=(), **{name: leaf(name, column) for name, column in columns})
-        weights = np.zeros((size, width), dtype)
+        columns = zip(Group._fields, zip(*rows, strict=True) if rows else [()] * len(Group._fields), strict=True)
+        group = Group(**{name: leaf(name, column) for name, column in columns})
         if rows:
             heard, late = group.heard[:number], group.staleness[:number]
             each = self._clients[np.minimum(heard, n - 1)] * self._weight(late.ravel()).reshape(late.shape)
-            weights[:number] = np.where(heard < n, each, 0.0)
-        return group._replace(weights=weights)
+            group.weights[:number] = np.where(heard < n, each, 0.0)
+        return group
 
     def answers(self, start: int, stop: int) -> int:
         """How many answers came from step ``start`` to step ``stop``, with those that were thrown away."""
         arrived = [0, *self.schedule.arrived[max(start - 1, 0) : stop]]
         return arrived[-1] - (arrived[1] if start else 0) if stop > start else 0
 
-    def groups(self, start: int, stop: int) -> Iterator[_Row]:
+    def groups(self, start: int, stop: int) -> Iterator[Group]:
         """The groups that start from versions start … stop − 1, as they are asked for; those before are let go."""
         self.until(start)
         for number in [number for number in self._rows if number < self._first[start]]:
