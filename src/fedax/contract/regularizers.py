@@ -1,6 +1,6 @@
 """Constraints and regularisers, each with its proximal step in a diagonal metric."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.flatten_util
@@ -10,7 +10,6 @@ from fedax.contract.schedule import Schedule
 from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector, norm_of
-from fedax.errors import ConfigError
 from fedax.numbers import check_number
 from fedax.registry import Registry
 
@@ -49,16 +48,23 @@ class Regularizer(Settings):
         """Raise :class:`fedax.errors.ConfigError` for numbers that cannot be used."""
 
 
-class Unconstrained(Regularizer):
+class Constraint(Regularizer):
+    """A closed convex set X: ψ is 0 in it, up to rounding, and ∞ elsewhere."""
+
+    def value(self, x: Vector) -> jax.Array:
+        flat = _flat(x)
+        moved = jnp.max(jnp.abs(_flat(self.step(x, 1, 0)) - flat))
+        rounding = 10 * flat.size**0.5 * jnp.finfo(flat.dtype).eps * jnp.max(jnp.abs(flat))
+        return jnp.where(moved <= rounding, jnp.zeros((), flat.dtype), jnp.inf)
+
+
+class Unconstrained(Constraint):
     """ψ = 0 on the whole space: x = u.
 
     Example:
         >>> Unconstrained().step(Vector(jnp.array([3.0, -4.0])), 1.0, 1.0).tree.tolist()
         [3.0, -4.0]
     """
-
-    def value(self, x: Vector) -> jax.Array:
-        return _indicator(self, x)
 
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return u
@@ -124,7 +130,7 @@ class ElasticNet(Regularizer):
         check_number("l2", self.l2, 0)
 
 
-class Box(Regularizer):
+class Box(Constraint):
     """X = {low ≤ x_j ≤ high}: the components are clipped.
 
     Args:
@@ -141,9 +147,6 @@ class Box(Regularizer):
     low: Number
     high: Number
 
-    def value(self, x: Vector) -> jax.Array:
-        return _indicator(self, x)
-
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return u.map(lambda leaf: jnp.clip(leaf, *(jnp.asarray(end, leaf.dtype) for end in (self.low, self.high))))
 
@@ -154,7 +157,7 @@ class Box(Regularizer):
             check_number("high", self.high, float(self.low))
 
 
-class NonNegative(Regularizer):
+class NonNegative(Constraint):
     """X = {x_j ≥ 0}: x_j = max(u_j, 0).
 
     Example:
@@ -162,14 +165,11 @@ class NonNegative(Regularizer):
         [3.0, 0.0]
     """
 
-    def value(self, x: Vector) -> jax.Array:
-        return _indicator(self, x)
-
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return u.map(lambda leaf: jnp.maximum(leaf, 0))
 
 
-class L1Ball(Regularizer):
+class L1Ball(Constraint):
     """X = {‖x‖₁ ≤ ρ}: x_j = sign(u_j) max(|u_j| − θ/h_j, 0), θ by sorting the h_j |u_j| (Duchi et al. 2008).
 
     Args:
@@ -185,9 +185,6 @@ class L1Ball(Regularizer):
 
     radius: Number
 
-    def value(self, x: Vector) -> jax.Array:
-        return _indicator(self, x)
-
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         inside = lambda x, radius: jnp.sum(jnp.abs(x)) <= radius  # noqa: E731
         onto = lambda x, h, radius: jnp.sign(x) * _onto_simplex(jnp.abs(x), h, radius)  # noqa: E731
@@ -197,7 +194,7 @@ class L1Ball(Regularizer):
         check_number("radius", self.radius, 0, open_low=True)
 
 
-class L2Ball(Regularizer):
+class L2Ball(Constraint):
     """X = {‖x‖₂ ≤ ρ}: x_j = h_j u_j / (h_j + ζ), ζ by Newton on 1/‖x(ζ)‖ = 1/ρ (Moré and Sorensen 1983).
 
     The norm is met to rounding. Where components of very large h_j make up nearly all of ρ, the others share what
@@ -216,9 +213,6 @@ class L2Ball(Regularizer):
 
     radius: Number
 
-    def value(self, x: Vector) -> jax.Array:
-        return _indicator(self, x)
-
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return _project(u, h, self.radius, lambda x, radius: norm_of([x]) <= radius, _onto_sphere)
 
@@ -226,7 +220,7 @@ class L2Ball(Regularizer):
         check_number("radius", self.radius, 0, open_low=True)
 
 
-class Simplex(Regularizer):
+class Simplex(Constraint):
     """X = {x_j ≥ 0, Σ_j x_j = ρ}: x_j = max(u_j − θ/h_j, 0), θ by sorting the h_j u_j (Duchi et al. 2008).
 
     Args:
@@ -241,9 +235,6 @@ class Simplex(Regularizer):
     """
 
     radius: Number = 1.0
-
-    def value(self, x: Vector) -> jax.Array:
-        return _indicator(self, x)
 
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         inside = lambda x, radius: jnp.all(x >= 0) & (jnp.sum(x) == radius)  # noqa: E731
@@ -292,18 +283,8 @@ def regularizer(given: Unknown) -> Regularizer:
         return Unconstrained()
     if isinstance(given, Regularizer):
         return given
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        raise ConfigError("regularizer", given, "give a fedax Regularizer, such as fedax.L1(0.01), or {name = 'l1', …}")
-    table = dict(given)
-    return REGULARIZERS.bind(table.pop("name"), table, section="regularizer")[0]
-
-
-def _indicator(constraint: Regularizer, x: Vector) -> jax.Array:
-    """0 where the step onto X leaves x where it is, up to rounding; else ∞."""
-    flat = _flat(x)
-    moved = jnp.max(jnp.abs(_flat(constraint.step(x, 1, 0)) - flat))
-    rounding = 10 * flat.size**0.5 * jnp.finfo(flat.dtype).eps * jnp.max(jnp.abs(flat))
-    return jnp.where(moved <= rounding, jnp.zeros((), flat.dtype), jnp.inf)
+    hint = "give a fedax Regularizer, such as fedax.L1(0.01), or {name = 'l1', …}"
+    return REGULARIZERS.read(given, "regularizer", hint)
 
 
 def _flat(x: Vector) -> jax.Array:
