@@ -268,6 +268,22 @@ class Registry:
         made, arguments = component.bind(given, *first, section=section)
         return made, {key: component.name, **arguments}
 
+    def read(self, table: Any, section: str, hint: str) -> Any:
+        """The component that a table with its ``name`` and its arguments describes, as a configuration has it.
+
+        Args:
+            table: what was given.
+            section: in front of the fields that errors name.
+            hint: what the error says of something else than such a table.
+
+        Raises:
+            ConfigError: as of :meth:`bind`, or no such table.
+        """
+        if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+            raise ConfigError(section, table, hint)
+        arguments = {key: value for key, value in table.items() if key != "name"}
+        return self.bind(table["name"], arguments, section=section)[0]
+
 
 def within(section: str, call: Callable[[], Any]) -> Any:
     """The call's result; an error's field gets the section's name in front.

@@ -5,7 +5,7 @@ The compressors are in :mod:`fedax.contract.compressors`, one family a file.
 
 import abc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import equinox as eqx
@@ -17,7 +17,7 @@ from fedax.contract.packing import packed, unpacked
 from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import spelled
-from fedax.errors import CodeError, ConfigError, place_of
+from fedax.errors import CodeError, place_of
 from fedax.registry import Registry
 
 COMPRESSORS = Registry("compress")  # by name; fedax.contract.compressors fills it
@@ -271,7 +271,4 @@ def compressor(given: Unknown, field: str = "compress") -> Compressor:
     """
     if isinstance(given, Compressor):
         return given
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        raise ConfigError(field, given, "give a fedax Compressor, such as fedax.TopK(0.1), or {name = 'top-k', …}")
-    table = dict(given)
-    return COMPRESSORS.bind(table.pop("name"), table, section=field)[0]
+    return COMPRESSORS.read(given, field, "give a fedax Compressor, such as fedax.TopK(0.1), or {name = 'top-k', …}")

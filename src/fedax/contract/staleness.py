@@ -1,13 +1,11 @@
 """How much an answer counts that comes late: weights of staleness."""
 
 import abc
-from collections.abc import Mapping
 
 import numpy as np
 
 from fedax.contract.settings import Settings
 from fedax.contract.types import Number, Unknown
-from fedax.errors import ConfigError
 from fedax.numbers import check_number
 from fedax.registry import Registry
 
@@ -103,8 +101,5 @@ def staleness(given: Unknown) -> Staleness | None:
     """
     if given is None or isinstance(given, Staleness):
         return given
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        hint = "give a fedax Staleness, such as fedax.PolynomialStaleness(0.5), or {name = 'polynomial', …}"
-        raise ConfigError("staleness", given, hint)
-    table = dict(given)
-    return STALENESS.bind(table.pop("name"), table, section="staleness")[0]
+    hint = "give a fedax Staleness, such as fedax.PolynomialStaleness(0.5), or {name = 'polynomial', …}"
+    return STALENESS.read(given, "staleness", hint)
