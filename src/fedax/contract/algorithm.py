@@ -289,7 +289,7 @@ class Algorithm(Settings):
 
 
 class Layer(Algorithm):
-    """A method that wraps another one and changes its exchanges with the wire.
+    """A method that wraps another one and changes its exchanges with the wire, in :meth:`_around`.
 
     Args:
         inner: the other method, which may be a layer itself.
@@ -319,10 +319,18 @@ class Layer(Algorithm):
         return self.inner.penalty(x)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        raise NotImplementedError
+        return self._stage("exchanges")
 
     def warmup(self) -> tuple[Exchange, ...]:
-        raise NotImplementedError
+        return self._stage("warmup")
+
+    def _stage(self, stage: str) -> tuple[Exchange, ...]:
+        inner = self.inner.exchanges() if stage == "exchanges" else self.inner.warmup()
+        return tuple(self._around(stage, number, exchange) for number, exchange in enumerate(inner))
+
+    def _around(self, stage: str, number: int, exchange: Exchange) -> Exchange:
+        """What becomes of an exchange of the inner method, by its place in a round or in the warm-up."""
+        return exchange
 
     def traits(self) -> Traits:
         return self.inner.traits()

@@ -55,12 +55,6 @@ class FineTuned(Layer):
     lr: Number = hyper(0.05, "(0, ∞)")
     steps: int | None = count(None, off=True)
 
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return self.inner.exchanges()
-
-    def warmup(self) -> tuple[Exchange, ...]:
-        return self.inner.warmup()
-
     def adapt(self, model: Vector, oracle: Oracle) -> Vector:
         step = lambda v, k: v - self.lr * oracle.grad(v, k)  # noqa: E731
         return phases(step, model, oracle.steps if self.steps is None else self.steps, oracle)
@@ -144,12 +138,6 @@ class PersonalPart(Layer):
     def own_memory(self, memory: OwnPart) -> Tree:
         return memory.own
 
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return tuple(self._exchange(exchange, number) for number, exchange in enumerate(self.inner.exchanges()))
-
-    def warmup(self) -> tuple[Exchange, ...]:
-        return tuple(self._exchange(exchange, None) for exchange in self.inner.warmup())
-
     def personal(self, download: Tree, memory: OwnPart) -> Vector:
         return model_in(download)
 
@@ -168,13 +156,13 @@ class PersonalPart(Layer):
             hint = f"clients of {name} do not send y − x alone, so that h has no part of it: give order='first'"
             raise ConfigError("order", self.order, hint)
 
-    def _exchange(self, exchange: Exchange, number: int | None) -> Exchange:
-        """``number``: of an exchange of a round; ``None``: it is one of the warm-up, which leaves h as it is."""
+    def _around(self, stage: str, number: int, exchange: Exchange) -> Exchange:
+        moves = stage == "exchanges" and number == 0  # else h stays as it is
 
         def client(download: Tree, memory: OwnPart, oracle: Oracle) -> tuple[Tree, OwnPart]:
-            if number == 0 and self.order == "together":
+            if moves and self.order == "together":
                 return self._together(download, memory, oracle)
-            h = self._first(model_in(download), memory.h, oracle) if number == 0 else memory.h
+            h = self._first(model_in(download), memory.h, oracle) if moves else memory.h
             bound = oracle.about(oracle.task_with(h))
             upload, own = exchange.client(download, memory.own, bound)
             oracle.asked = bound.asked

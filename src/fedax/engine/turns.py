@@ -34,19 +34,12 @@ class LastTurn(Layer):
     def own_memory(self, memory: Turned) -> Tree:
         return memory.own
 
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return tuple(_turned(exchange, True) for exchange in self.inner.exchanges())
+    def _around(self, stage: str, number: int, exchange: Exchange) -> Exchange:
+        def client(download: Tree, memory: Turned, oracle: Unknown) -> tuple[Tree, Turned]:
+            upload, own = exchange.client(download, memory.own, oracle)
+            return upload, Turned(own, memory.last if stage == "warmup" else jnp.asarray(oracle.round, jnp.int32))
 
-    def warmup(self) -> tuple[Exchange, ...]:
-        return tuple(_turned(exchange, False) for exchange in self.inner.warmup())
-
-
-def _turned(exchange: Exchange, counts: bool) -> Exchange:
-    def client(download: Tree, memory: Turned, oracle: Unknown) -> tuple[Tree, Turned]:
-        upload, own = exchange.client(download, memory.own, oracle)
-        return upload, Turned(own, jnp.asarray(oracle.round, jnp.int32) if counts else memory.last)
-
-    return exchange._replace(client=client)
+        return exchange._replace(client=client)
 
 
 class OwnRows(NamedTuple):

@@ -90,24 +90,15 @@ class Compressed(Layer):
     def own_memory(self, memory: Tree) -> Tree:
         return memory.own if self.up.keeps else memory
 
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return tuple(self._exchange(exchange, number) for number, exchange in enumerate(self.inner.exchanges()))
-
-    def warmup(self) -> tuple[Exchange, ...]:
-        return tuple(self._exchange(exchange, None) for exchange in self.inner.warmup())
-
-    def _exchange(self, exchange: Exchange, number: int | None) -> Exchange:
-        """``number``: of an exchange of a round; ``None``: it is one of the warm-up."""
-
+    def _around(self, stage: str, number: int, exchange: Exchange) -> Exchange:
         def client(download: Tree, memory: Tree, oracle: Unknown) -> tuple[Tree, Tree]:
             kept = memory if self.up.keeps else CompressedMemory(memory, ())
             upload, own = exchange.client(download, kept.own, oracle)
             residuals = kept.residuals
-            if exchange.server is not None and not (self.up.keeps and number is None):
+            if exchange.server is not None and not (self.up.keeps and stage == "warmup"):
                 key = jax.random.fold_in(oracle.key, _MESSAGE)
-                before = residuals[number] if self.up.keeps and number is not None else ()
-                upload, after = self.up.encode(key, upload, before)
-                if self.up.keeps and number is not None:
+                upload, after = self.up.encode(key, upload, residuals[number] if self.up.keeps else ())
+                if self.up.keeps:
                     residuals = (*residuals[:number], after, *residuals[number + 1 :])
             return upload, CompressedMemory(own, residuals) if self.up.keeps else own
 

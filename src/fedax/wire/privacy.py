@@ -232,16 +232,7 @@ class Private(Layer):
     def own_state(self, server: PrivateState) -> Tree:
         return server.inner
 
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return self._stage("exchanges")
-
-    def warmup(self) -> tuple[Exchange, ...]:
-        return self._stage("warmup")
-
-    def _stage(self, stage: str) -> tuple[Exchange, ...]:
-        return tuple(self._exchange(stage, k, each) for k, each in enumerate(getattr(self.inner, stage)()))
-
-    def _exchange(self, stage: str, number: int, exchange: Exchange) -> Exchange:
+    def _around(self, stage: str, number: int, exchange: Exchange) -> Exchange:
         inner_download = exchange.download or self.inner.download
         adaptive = self.privacy.adaptive is not None
 
