@@ -20,22 +20,13 @@ Before round 0 the clients send gradients at x^0, whole: g_i = h_i.
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
-
-from fedax.algorithms.parts import check_unbiased, variance
+from fedax.algorithms.parts import GradientState, unbiased, variance
 from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
 from fedax.contract.compression import Compressor, Message
-from fedax.contract.compressors import RandomK, compressor
-from fedax.contract.hyper import check, count, hyper
+from fedax.contract.compressors import RandomK
+from fedax.contract.hyper import count, hyper
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
-
-
-class DASHAState(NamedTuple):
-    """Server state: the model, and the mean of the clients' estimates, g = Σ p_i g_i."""
-
-    x: Vector
-    g: Vector
 
 
 class DASHAMemory(NamedTuple):
@@ -73,18 +64,18 @@ class DASHA(Algorithm):
     alpha: Any = hyper(None, "(0, 1]", off=True)
     beta: Any = hyper(None, "(0, 1]", off=True)
     warmup_batches: int | None = count(1, off=True)
-    compress: Compressor = eqx.field(default=RandomK(0.1), converter=compressor)
+    compress: Compressor = unbiased("DASHA", RandomK(0.1))
 
     def traits(self) -> Traits:
         return Traits("DASHA", "Tyurin & Richtárik 2022, Algorithm 1", "all", limit="F", exact="always")
 
-    def init(self, x: Vector) -> DASHAState:
-        return DASHAState(x, zeros_like(x))
+    def init(self, x: Vector) -> GradientState:
+        return GradientState(x, zeros_like(x))
 
     def init_client(self, x: Vector) -> DASHAMemory:
         return DASHAMemory(zeros_like(x), zeros_like(x), () if self.beta is None else x)
 
-    def download(self, server: DASHAState) -> Vector:
+    def download(self, server: GradientState) -> Vector:
         return server.x
 
     def client(self, download: Vector, memory: DASHAMemory, oracle: Oracle) -> tuple[Message, DASHAMemory]:
@@ -98,9 +89,9 @@ class DASHA(Algorithm):
         message, _ = self.compress.encode(oracle.key, h_new - h - alpha * (g - h))
         return message, DASHAMemory(h_new, g + message.decode(), x_last)
 
-    def server(self, server: DASHAState, mean: Vector, round: Round) -> DASHAState:
+    def server(self, server: GradientState, mean: Vector, round: Round) -> GradientState:
         g = server.g + mean
-        return DASHAState(server.x - self.lr * g, g)
+        return GradientState(server.x - self.lr * g, g)
 
     def warmup(self) -> tuple[Exchange, ...]:
         if self.warmup_batches is None:
@@ -111,7 +102,3 @@ class DASHA(Algorithm):
             return gradient, memory._replace(h=gradient, g=gradient)
 
         return (Exchange(client, lambda server, mean, round: server._replace(g=mean)),)
-
-    def validate(self) -> None:
-        check(self)
-        check_unbiased("DASHA", self.compress)

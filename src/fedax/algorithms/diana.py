@@ -17,13 +17,11 @@ Stich and Richtárik 2019, "Stochastic distributed learning with gradient quanti
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
-
-from fedax.algorithms.parts import check_unbiased, variance
+from fedax.algorithms.parts import unbiased, variance
 from fedax.contract.algorithm import Algorithm, Round, Traits
 from fedax.contract.compression import Compressor, Message
-from fedax.contract.compressors import RandomK, compressor
-from fedax.contract.hyper import check, hyper
+from fedax.contract.compressors import RandomK
+from fedax.contract.hyper import hyper
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
 
@@ -59,7 +57,7 @@ class DIANA(Algorithm):
 
     lr: Any = hyper(0.05, "(0, ∞)")
     alpha: Any = hyper(None, "(0, 1]", off=True)
-    compress: Compressor = eqx.field(default=RandomK(0.1), converter=compressor)
+    compress: Compressor = unbiased("DIANA", RandomK(0.1))
 
     def traits(self) -> Traits:
         return Traits("DIANA", "Mishchenko et al. 2019, Algorithm 1", "all", limit="F", exact="always")
@@ -84,7 +82,3 @@ class DIANA(Algorithm):
     def follow(self, x: Vector) -> Any:
         """α."""
         return 1 / (1 + variance(self.compress, x.size)) if self.alpha is None else self.alpha
-
-    def validate(self) -> None:
-        check(self)
-        check_unbiased("DIANA", self.compress)

@@ -17,24 +17,15 @@ with bells & whistles".
 From g_i = 0 the first message is C(∇F_i(x^0)), the paper's choice of g_i^0.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import equinox as eqx
-
-from fedax.algorithms.parts import check_contractive
+from fedax.algorithms.parts import GradientState, contractive
 from fedax.contract.algorithm import Algorithm, Round, Traits
 from fedax.contract.compression import Compressor, Message
-from fedax.contract.compressors import TopK, compressor
-from fedax.contract.hyper import check, hyper
+from fedax.contract.compressors import TopK
+from fedax.contract.hyper import hyper
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
-
-
-class EF21State(NamedTuple):
-    """Server state: the model, and the mean of the clients' estimates, g = Σ p_i g_i."""
-
-    x: Vector
-    g: Vector
 
 
 class EF21(Algorithm):
@@ -59,18 +50,18 @@ class EF21(Algorithm):
     """
 
     lr: Any = hyper(0.05, "(0, ∞)")
-    compress: Compressor = eqx.field(default=TopK(0.1), converter=compressor)
+    compress: Compressor = contractive("EF21", TopK(0.1))
 
     def traits(self) -> Traits:
         return Traits("EF21", "Richtárik et al. 2021, Algorithm 2", "all", limit="F", exact="always")
 
-    def init(self, x: Vector) -> EF21State:
-        return EF21State(x, zeros_like(x))
+    def init(self, x: Vector) -> GradientState:
+        return GradientState(x, zeros_like(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def download(self, server: EF21State) -> Vector:
+    def download(self, server: GradientState) -> Vector:
         return server.x
 
     def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Message, Vector]:
@@ -78,10 +69,6 @@ class EF21(Algorithm):
         message, _ = self.compress.encode(oracle.key, gradient - memory)
         return message, memory + message.decode()
 
-    def server(self, server: EF21State, mean: Vector, round: Round) -> EF21State:
+    def server(self, server: GradientState, mean: Vector, round: Round) -> GradientState:
         g = server.g + mean
-        return EF21State(server.x - self.lr * g, g)
-
-    def validate(self) -> None:
-        check(self)
-        check_contractive("EF21", self.compress)
+        return GradientState(server.x - self.lr * g, g)

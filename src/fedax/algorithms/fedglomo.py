@@ -21,14 +21,13 @@ as C is off, both are one vector, as above.
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from fedax.algorithms.parts import check_unbiased, optional_compressor
+from fedax.algorithms.parts import unbiased
 from fedax.contract.algorithm import Round, Traits
 from fedax.contract.compression import Compressor
-from fedax.contract.hyper import check, hyper
+from fedax.contract.hyper import hyper
 from fedax.contract.local import LocalMethod, local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
@@ -65,7 +64,7 @@ class FedGLOMO(LocalMethod):
 
     lr: Any = hyper(0.05, "(0, ∞)")
     beta: Any = hyper(0.1, "(0, 1]")
-    compress: Compressor | None = eqx.field(default=None, converter=optional_compressor)
+    compress: Compressor | None = unbiased("FedGLOMO", None)
 
     def traits(self) -> Traits:
         return Traits("FedGLOMO", "Das et al. 2022, Algorithms 1 and 2", limit="F")
@@ -105,8 +104,3 @@ class FedGLOMO(LocalMethod):
     def keep(self, index: Any) -> Any:
         """The weight of the past."""
         return jnp.where(jnp.asarray(index) == 0, 0.0, 1 - self.beta)
-
-    def validate(self) -> None:
-        check(self)
-        if self.compress is not None:
-            check_unbiased("FedGLOMO", self.compress)

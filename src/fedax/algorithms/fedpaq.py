@@ -18,13 +18,11 @@ The paper averages with ω_i = 1/r over cohorts drawn uniformly.
 
 from typing import Any
 
-import equinox as eqx
-
-from fedax.algorithms.parts import check_unbiased
+from fedax.algorithms.parts import unbiased
 from fedax.contract.algorithm import Round, Traits
 from fedax.contract.compression import Compressor, Message
-from fedax.contract.compressors import QSGD, compressor
-from fedax.contract.hyper import check, hyper
+from fedax.contract.compressors import QSGD
+from fedax.contract.hyper import hyper
 from fedax.contract.local import LocalMethod
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector
@@ -51,7 +49,7 @@ class FedPAQ(LocalMethod):
     """
 
     lr: Any = hyper(0.05, "(0, ∞)")
-    compress: Compressor = eqx.field(default=QSGD(8), converter=compressor)
+    compress: Compressor = unbiased("FedPAQ", QSGD(8))
 
     def traits(self) -> Traits:
         return Traits("FedPAQ", "Reisizadeh et al. 2020, Algorithm 1", limit="steps")
@@ -66,7 +64,3 @@ class FedPAQ(LocalMethod):
 
     def server(self, server: Vector, mean: Vector, round: Round) -> Vector:
         return server + mean
-
-    def validate(self) -> None:
-        check(self)
-        check_unbiased("FedPAQ", self.compress)

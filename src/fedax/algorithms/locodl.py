@@ -21,16 +21,15 @@ through them.
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from fedax.algorithms.led import common_step
-from fedax.algorithms.parts import OTHERS, check_unbiased, variance
+from fedax.algorithms.parts import OTHERS, unbiased, variance
 from fedax.contract.algorithm import Algorithm, Round, Traits
 from fedax.contract.compression import Compressor, Message
-from fedax.contract.compressors import RandomK, compressor
-from fedax.contract.hyper import check, hyper
+from fedax.contract.compressors import RandomK
+from fedax.contract.hyper import hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
@@ -81,7 +80,7 @@ class LoCoDL(Algorithm):
     probability: Any = hyper(None, "(0, 1]", off=True)
     rho: Any = hyper(None, "(0, 1]", off=True)
     convexity: Any = hyper(0.0, "[0, ∞)")
-    compress: Compressor = eqx.field(default=RandomK(0.1), converter=compressor)
+    compress: Compressor = unbiased("LoCoDL", RandomK(0.1))
 
     def traits(self) -> Traits:
         source = "Condat et al. 2024, Algorithm 1"
@@ -118,7 +117,3 @@ class LoCoDL(Algorithm):
         omega = variance(self.compress, x.size)
         rho = 1 / (1 + omega / clients) if self.rho is None else self.rho
         return rho, p * rho / (self.lr * (1 + 2 * omega))
-
-    def validate(self) -> None:
-        check(self)
-        check_unbiased("LoCoDL", self.compress)

@@ -22,21 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.algorithms.parts import check_unbiased, variance
+from fedax.algorithms.parts import GradientState, unbiased, variance
 from fedax.contract.algorithm import Algorithm, Round, Traits
 from fedax.contract.compression import ArrayForm, Compressor, Message
-from fedax.contract.compressors import Identity, RandomK, compressor
+from fedax.contract.compressors import Identity, RandomK
 from fedax.contract.hyper import check, hyper
 from fedax.contract.oracle import Oracle
 from fedax.contract.packing import packed, unpacked
 from fedax.contract.vector import Vector, zeros_like
-
-
-class MARINAState(NamedTuple):
-    """Server state: the model, and the estimate g of the gradient."""
-
-    x: Vector
-    g: Vector
 
 
 class Upload(NamedTuple):
@@ -61,7 +54,7 @@ class WholeOrNot(Compressor):
         2056
     """
 
-    of: Compressor
+    of: Compressor = unbiased("MARINA", RandomK(0.1))
     probability: Any = hyper(None, "(0, 1]", off=True)
 
     def chance(self, d: int) -> Any:
@@ -86,7 +79,6 @@ class WholeOrNot(Compressor):
 
     def validate(self) -> None:
         check(self)
-        check_unbiased("MARINA", self.of)
 
     def length(self, form: ArrayForm) -> int:
         return 1 + max(form.size * form.kind.itemsize, self.of.length(form))
@@ -137,7 +129,7 @@ class MARINA(Algorithm):
 
     def __init__(self, lr: Any = 0.05, probability: Any = None, compress: Any = RandomK(0.1)):
         self.lr = lr
-        self.code = WholeOrNot(compressor(compress), probability)
+        self.code = WholeOrNot(compress, probability)
 
     @property
     def probability(self) -> Any:
@@ -150,13 +142,13 @@ class MARINA(Algorithm):
     def traits(self) -> Traits:
         return Traits("MARINA", "Gorbunov et al. 2021, Algorithm 1", "all", limit="F", exact="always")
 
-    def init(self, x: Vector) -> MARINAState:
-        return MARINAState(x, zeros_like(x))
+    def init(self, x: Vector) -> GradientState:
+        return GradientState(x, zeros_like(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def download(self, server: MARINAState) -> Vector:
+    def download(self, server: GradientState) -> Vector:
         return server.x
 
     def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Message, Vector]:
@@ -165,6 +157,6 @@ class MARINA(Algorithm):
         whole = coin | (jnp.asarray(oracle.round) == 0)
         return self.code.message(oracle.key, whole, gradient, gradient - memory), gradient
 
-    def server(self, server: MARINAState, mean: Upload, round: Round) -> MARINAState:
+    def server(self, server: GradientState, mean: Upload, round: Round) -> GradientState:
         g = mean.vector + jnp.where(mean.whole > 0.5, 0.0, 1.0) * server.g
-        return MARINAState(server.x - self.lr * g, g)
+        return GradientState(server.x - self.lr * g, g)

@@ -1,17 +1,27 @@
 """What methods share: parts that may be given by name or as objects, and the warm-up at x^0."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import equinox as eqx
 
 from fedax.contract.algorithm import Change, Exchange, Round
 from fedax.contract.compression import Compressor
 from fedax.contract.compressors import compressor
+from fedax.contract.hyper import HyperRule
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
 from fedax.registry import Registry
 
 OTHERS = "what the others' gradients are"  # by which most methods correct a client's steps
+
+
+class GradientState(NamedTuple):
+    """Server state: the model, and the estimate g of the gradient: of EF21 and DASHA the mean of the clients' own."""
+
+    x: Vector
+    g: Vector
 
 
 def part(field: str, value: Any, kind: type) -> Any:
@@ -42,33 +52,36 @@ def named_part(registry: Registry, given: Any, kind: type, hyper: Mapping[str, A
     return given
 
 
-def optional_compressor(given: Any) -> Compressor | None:
-    """A compressor or a table of one, or ``None``."""
-    return None if given is None else compressor(given)
+def unbiased(method: str, default: Compressor | None) -> Any:
+    """Declare a compressor of a method that is unbiased, and remembers nothing itself.
+
+    It may be given as a table; where it is ``None`` by default, that is no compression.
+    """
+    return _compressor(method, default, "an unbiased compressor", "fedax.RandomK(0.1)", lambda given: given.omega(2))
 
 
-def check_unbiased(method: str, compress: Compressor) -> None:
-    """Raise a ConfigError unless the compressor of a method is unbiased, and remembers nothing itself."""
-    _check_memoryless(method, compress)
-    if compress.omega(2) is None:
-        raise ConfigError("compress", compress, f"{method} needs an unbiased compressor, such as fedax.RandomK(0.1)")
+def contractive(method: str, default: Compressor | None) -> Any:
+    """Declare a compressor of a method that is contractive; else as :func:`unbiased`."""
+    return _compressor(method, default, "a contractive compressor", "fedax.TopK(0.1)", lambda given: given.alpha(2))
+
+
+def _compressor(
+    method: str, default: Compressor | None, kind: str, such: str, measure: Callable[[Compressor], Any]
+) -> Any:
+    def check(field: str, given: Compressor) -> None:
+        if given.keeps:
+            raise ConfigError("compress", given, f"{method} has a memory of its own; give the compressor in it alone")
+        if measure(given) is None:
+            raise ConfigError("compress", given, f"{method} needs {kind}, such as {such}")
+
+    off = default is None
+    read = lambda given: None if off and given is None else compressor(given)  # noqa: E731
+    return eqx.field(default=default, converter=read, metadata={"rule": HyperRule(check, kind, off=off)})
 
 
 def variance(compress: Compressor, d: int) -> Any:
     """ω of an unbiased compressor, for vectors of d numbers."""
     return compress.omega(d)
-
-
-def check_contractive(method: str, compress: Compressor) -> None:
-    """Raise a ConfigError unless the compressor of a method is contractive, and remembers nothing itself."""
-    _check_memoryless(method, compress)
-    if compress.alpha(2) is None:
-        raise ConfigError("compress", compress, f"{method} needs a contractive compressor, such as fedax.TopK(0.1)")
-
-
-def _check_memoryless(method: str, compress: Compressor) -> None:
-    if compress.keeps:
-        raise ConfigError("compress", compress, f"{method} has a memory of its own; give the compressor in it alone")
 
 
 def first_gradients(

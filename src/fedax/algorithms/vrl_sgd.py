@@ -24,23 +24,16 @@ FedCOMGATE has C(y_i − x) instead of y_i − x, in the mean and in the memory 
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 
-from fedax.algorithms.parts import check_unbiased, optional_compressor
+from fedax.algorithms.led import DualState
+from fedax.algorithms.parts import unbiased
 from fedax.contract.algorithm import Exchange, Round, Traits
 from fedax.contract.compression import Compressor
-from fedax.contract.hyper import check, hyper
+from fedax.contract.hyper import hyper
 from fedax.contract.local import LocalMethod
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
-
-
-class VRLSGDState(NamedTuple):
-    """Server state: the model; with a solver also the mean of the clients' sums of directions."""
-
-    x: Vector
-    total: Any = ()
 
 
 class Between(NamedTuple):
@@ -72,19 +65,19 @@ class VRLSGD(LocalMethod):
 
     lr: Any = hyper(0.05, "(0, ∞)")
     server_lr: Any = hyper(1.0, "(0, ∞)")
-    compress: Compressor | None = eqx.field(default=None, converter=optional_compressor)
+    compress: Compressor | None = unbiased("FedGATE", None)
 
     def traits(self) -> Traits:
         source = "Liang et al. 2019, Algorithm 1; FedGATE: Haddadpour et al. 2021"
         return Traits("VRL-SGD", source, "all", limit="steps", exact="equal steps")
 
-    def init(self, x: Vector) -> VRLSGDState:
-        return VRLSGDState(x, () if self.solver is None else zeros_like(x))
+    def init(self, x: Vector) -> DualState:
+        return DualState(x, () if self.solver is None else zeros_like(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def client(self, download: VRLSGDState, memory: Vector, oracle: Oracle) -> tuple[Any, Between]:
+    def client(self, download: DualState, memory: Vector, oracle: Oracle) -> tuple[Any, Between]:
         x = download.x
         direction = lambda y, k: oracle.grad(y, k) - memory  # noqa: E731
         if self.solver is not None:
@@ -102,21 +95,16 @@ class VRLSGD(LocalMethod):
             read = sent.decode()
         return sent, Between(memory, x / self.server_lr + read)
 
-    def server(self, server: VRLSGDState, mean: Any, round: Round) -> VRLSGDState:
+    def server(self, server: DualState, mean: Any, round: Round) -> DualState:
         dx, total = (mean, ()) if self.solver is None else mean
-        return VRLSGDState(server.x + self.server_lr * dx, total)
+        return DualState(server.x + self.server_lr * dx, total)
 
-    def listen(self, download: VRLSGDState, memory: Between, oracle: Oracle) -> tuple[None, Vector]:
+    def listen(self, download: DualState, memory: Between, oracle: Oracle) -> tuple[None, Vector]:
         """The client hears the new model and corrects its memory."""
         if self.solver is not None:
             return None, memory.correction + (memory.expected - download.total) / oracle.steps
         lacked = download.x / self.server_lr - memory.expected
         return None, memory.correction + lacked / (self.lr * oracle.steps)
-
-    def validate(self) -> None:
-        check(self)
-        if self.compress is not None:
-            check_unbiased("FedGATE", self.compress)
 
     def exchanges(self) -> tuple[Exchange, ...]:
         return (Exchange(self.client, self.server), Exchange(self.listen))
