@@ -349,17 +349,14 @@ def load_model(path: Path, task: Task | None = None) -> Model:
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: its description cannot be used ({str(error)[:300]})") from error
     constants = {name.removeprefix(_CONSTANT): tensors.pop(name) for name in [*tensors] if name.startswith(_CONSTANT)}
-    if task is None and (about is None or (about.task is None and about.pytorch is None)):
+    if task is not None:
+        form = task.form()
+    elif about is not None and (about.task is not None or about.pytorch is not None):
+        task, form = _task(path, about, tensors, constants)
+    else:
         name = "" if about is None else f" {about.name!r}"
         hint = f"the file is of a task{name} that fedax does not have; give load_model(path, task=…)"
         raise ConfigError("task", None, hint)
-    if task is None and about is not None and about.pytorch is not None:
-        task, form = _module(path, about.pytorch, tensors, constants)
-    elif task is None:
-        assert about is not None
-        task, form = _task(path, about.task or {}, tensors)
-    else:
-        form = task.form()
     labels = None if about is None or about.labels is None else tuple(about.labels)
     params = _checked_params(path, tensors, form)
     if example and task.outputs is not None:
@@ -379,10 +376,13 @@ def load_model(path: Path, task: Task | None = None) -> Model:
 
 
 def _task(
-    path: pathlib.Path, description: Mapping[str, Unknown], tensors: Mapping[str, np.ndarray]
+    path: pathlib.Path,
+    about: _Description,
+    tensors: Mapping[str, np.ndarray],
+    constants: Mapping[str, np.ndarray],
 ) -> tuple[Task, Tree]:
     """The task that a file describes, and its parameters' form: no larger than the tensors that it has."""
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in description.items()}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in (about.task or {}).items()}
     numbers = sum(tensor.size for tensor in tensors.values())
     for name, value in given.items():
         many = name == "layers" or (name == "hidden" and isinstance(value, tuple))  # of an LSTM hidden is a width
@@ -390,24 +390,14 @@ def _task(
         if (len(value) if isinstance(value, tuple) else value if isinstance(value, int) else 0) > most:
             raise DataError(f"{path}: its task has {name} = {str(value)[:80]}, too much for its {len(tensors)} tensors")
     try:
-        task: Task = TASKS.make(str(given.pop("name", "")), **given)
+        if about.pytorch is not None:
+            task: Task = pytorch.from_description(about.pytorch, tensors, constants)
+        else:
+            task = TASKS.make(str(given.pop("name", "")), **given)
         return task, task.form()
     except ConfigError as error:
-        raise DataError(f"{path}: its task cannot be made ({error})") from error
-
-
-def _module(
-    path: pathlib.Path,
-    description: Mapping[str, Unknown],
-    tensors: Mapping[str, np.ndarray],
-    constants: Mapping[str, np.ndarray],
-) -> tuple[Task, Tree]:
-    """The task of a PyTorch module that a file describes, and its parameters' form."""
-    try:
-        task = pytorch.from_description(description, tensors, constants)
-        return task, task.form()
-    except ConfigError as error:
-        raise DataError(f"{path}: its model cannot be made ({error})") from error
+        what = "task" if about.pytorch is None else "model"
+        raise DataError(f"{path}: its {what} cannot be made ({error})") from error
 
 
 def write_model(
