@@ -268,21 +268,14 @@ class PersonalModels:
             raise unknown("client", others[0], own)
         return np.array([places[name] for name in names])
 
-    def named(self, client: str) -> Tree:
-        """The model of a client, by such a name."""
-        return self.of(int(self.numbers([client])[0]))
-
     def of(self, client: int | str) -> Tree:
-        """The model of a client, by number or name.
+        """The model of a client, by number, or by name as :meth:`numbers` takes it.
 
         Raises:
             ConfigError: there is no such client.
         """
-        names = self._job.census.names or ()
         if isinstance(client, str):
-            if client not in names:
-                raise unknown("client", client, names)
-            client = names.index(client)
+            client = int(self.numbers([client])[0])
         number = check_count("client", client, 0, self._job.plan.num_clients - 1)
         return jax.tree.map(lambda leaf: leaf[0], self.some(np.array([number])))
 

@@ -291,7 +291,7 @@ class _Execution:
         if not has_personal(experiment.methods[label]):
             classes.write(experiment, folder, label, seed, found)
         elif run._models is not None and all(isinstance(each, fedax.FederatedData | None) for each in (val, test)):
-            decisions = classes.decided(experiment, run.params, val, test, own=run._models.named)
+            decisions = classes.decided(experiment, run.params, val, test, own=run._models.of)
             classes.write(experiment, folder, label, seed, decisions)
         elif found is not None:
             what = "how its clients' own models choose classes is not known here, so no decisions are shown"
