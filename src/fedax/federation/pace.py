@@ -179,10 +179,6 @@ class EventQueue:
         while self.version < steps:
             self._next()
 
-    def staleness(self, step: int) -> np.ndarray:
-        """The staleness of each answer of a step."""
-        return step - np.array([self.versions[number] for number in self.steps[step]])
-
     def _next(self) -> None:
         """The next answer, and all that come with it; then as many start anew."""
         queue, heard = self._queue, self._answers
