@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from fedax.contract.algorithm import Exchange, Layer, Round
 from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Number, Tree, Unknown
-from fedax.contract.vector import Vector, norm_of
+from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
-from fedax.wire.sums import by_kind, clipped, shortening, without_marks
+from fedax.wire.sums import by_kind, clipped, without_marks
 
 _NOISE = 0x6E6F6973  # folded into the server's key of a round: it has no other use for this number
 
@@ -125,13 +125,7 @@ class DP(Settings):
 
     def clipped(self, upload: Tree, clip: Number) -> tuple[Tree, Array]:
         """``upload`` shortened to at most ``clip``, zero where it is not finite; and whether it was that short."""
-        leaves = jax.tree.leaves(upload)
-        if not leaves or not self.by_leaf:
-            return clipped(upload, clip)
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
-        each = clip / math.sqrt(len(leaves))
-        cut = jax.tree.map(lambda leaf: leaf * shortening(norm_of([leaf]), each).astype(leaf.dtype), upload)
-        return jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), cut), finite & (norm_of(leaves) <= clip)
+        return clipped(upload, clip, self.by_leaf)
 
     def entering(self, upload: Tree, download: Tree) -> Tree:
         """The clipped upload, as it enters the sum; ``download``: what the client received from :class:`Private`."""

@@ -1,5 +1,6 @@
 """Weighted sums of uploads: estimates count with the cohort's weights ω, changes of memory with the data's p."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -53,8 +54,10 @@ def shortening(norm: Array, most: Number) -> Array:
     return jnp.minimum(1, most / jnp.where(norm > 0, norm, 1))
 
 
-def clipped(upload: Tree, most: Number) -> tuple[Tree, Array]:
+def clipped(upload: Tree, most: Number, by_leaf: bool = False) -> tuple[Tree, Array]:
     """``upload`` shortened to a norm of at most ``most``, zero where it is not finite; and whether it was that short.
+
+    ``by_leaf``: each of its L arrays for itself, to ``most``/√L.
 
     Example:
         >>> [leaf.tolist() for leaf in clipped((jnp.array([3.0, 4.0]),), 1.0)[0]]
@@ -63,5 +66,9 @@ def clipped(upload: Tree, most: Number) -> tuple[Tree, Array]:
     if not (leaves := jax.tree.leaves(upload)):
         return upload, jnp.ones((), bool)
     finite, norm = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])), norm_of(leaves)
-    short = jax.tree.map(lambda leaf: leaf * shortening(norm, most).astype(leaf.dtype), upload)
-    return jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), short), finite & (norm <= most)
+
+    def cut(leaf: Array) -> Array:
+        factor = shortening(norm_of([leaf]), most / math.sqrt(len(leaves))) if by_leaf else shortening(norm, most)
+        return jnp.where(finite, leaf * factor.astype(leaf.dtype), 0)
+
+    return jax.tree.map(cut, upload), finite & (norm <= most)
