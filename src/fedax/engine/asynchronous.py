@@ -18,9 +18,8 @@ from fedax.contract.compression import decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
-from fedax.engine import personal
 from fedax.engine.clients import BufferUse, UploadBuffer
-from fedax.engine.evaluate import OneJob, measured
+from fedax.engine.evaluate import OneJob
 from fedax.engine.job import Job
 from fedax.engine.loop import (
     Clients,
@@ -173,9 +172,6 @@ class Asynchronous(OneJob):
         done = [np.array(jax.device_get(counters[:3])) for counters in all_counters]
         counters = Counters(*np.sum(done, axis=0).tolist())._replace(uploads=self._times.answers(start, stop))
         return state, counters
-
-    def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
-        return measured(self.job, state.server, index, more=personal.measured(self.job, state, index))
 
 
 _begin = compiled(static=["slots", "plan"])(begin)

@@ -154,7 +154,9 @@ def rows(
     table = {name: np.asarray(values, float) for name, values in found.items() if name != "held"}
     if "density" in table:
         table["density"] = table["density"] / size
-    there: list[dict[str, Unknown]] = [dict(zip(table, row, strict=True)) for row in _transposed(table, len(more))]
+    there: list[dict[str, Unknown]] = [
+        {name: float(values[i]) for name, values in table.items()} for i in range(len(more))
+    ]
     for i, (row, own) in enumerate(zip(there, more, strict=True)):
         for part, figures in found["held"].items():
             for name, figure in figures.items():
@@ -163,10 +165,6 @@ def rows(
     names = columns(job)
     # Of nodes that have held-out examples there may be none that was heard.
     return [{name: row.get(name, math.nan) for name in names} for row in there]
-
-
-def _transposed(table: Mapping[str, np.ndarray], jobs: int) -> list[list[float]]:
-    return [[float(values[i]) for values in table.values()] for i in range(jobs)]
 
 
 def _value(task: Task, name: str, figure: Tree, i: int, labels: Mapping[str, Unknown]) -> float:
@@ -303,6 +301,10 @@ class OneJob:
 
     def __init__(self, job: Job):
         self.job = job
+
+    def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
+        """The row after ``index`` rounds."""
+        return measured(self.job, state.server, index, more=personal.measured(self.job, state, index))
 
     def exclusions(self, state: State) -> list[Tree]:
         """How often uploads were left out so far."""

@@ -193,7 +193,7 @@ class Run:
 
     def to_pandas(self) -> Unknown:
         """The history as a ``pandas.DataFrame``."""
-        import pandas
+        import pandas  # slow to import
 
         return pandas.DataFrame(self.history)
 

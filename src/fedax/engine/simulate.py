@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 
 from fedax.columns import ever_heard
 from fedax.contract.algorithm import Algorithm
-from fedax.contract.types import Unknown
 from fedax.data.federated import FederatedData
-from fedax.engine import personal
 from fedax.engine.asynchronous import Asynchronous
 from fedax.engine.checkpoint import Best, Checkpointer, Checkpoints
 from fedax.engine.declared import takes
 from fedax.engine.drive import Program, drive
-from fedax.engine.evaluate import OneJob, measured, public_columns
+from fedax.engine.evaluate import OneJob, public_columns
 from fedax.engine.history import Row, Run
 from fedax.engine.job import Job
 from fedax.engine.loop import Counters, State
@@ -160,9 +158,6 @@ class SingleRun(OneJob):
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Counters]:
         job = self.job
         return _advance(job.hyper, job.fed, job.key, state, start, stop, job.plan)
-
-    def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
-        return measured(self.job, state.server, index, more=personal.measured(self.job, state, index))
 
 
 _prepare = compiled(static=["plan"])(prepare)
