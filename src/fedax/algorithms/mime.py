@@ -338,15 +338,10 @@ class MimeMVR(LocalMethod):
         )
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return (Exchange(self.first_gradient, self.first_mean, lambda server: server.x),)
+        def client(download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
+            return oracle.full_grad(download), memory
 
-    def first_gradient(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
-        """Warm-up, client: the full gradient at x^0."""
-        return oracle.full_grad(download), memory
-
-    def first_mean(self, server: MimeMVRState, mean: Vector, round: Round) -> MimeMVRState:
-        """Warm-up, server: m^0."""
-        return server._replace(m=mean)
+        return (Exchange(client, lambda server, mean, round: server._replace(m=mean), lambda server: server.x),)
 
 
 BASES = Registry("base")

@@ -123,7 +123,7 @@ class Solver(Settings):
 
         Exact for linear solvers only; :func:`check_linear` tells them from the others.
         """
-        return _response(self, steps, jnp.zeros(()), lambda k: 1.0) / -jnp.asarray(self.rate(), float)
+        return _response(self, steps) / -jnp.asarray(self.rate(), float)
 
 
 class SGD(Solver):
@@ -285,7 +285,7 @@ class Optax(Solver):
         return y + Vector(updates), buffer
 
     def rate(self) -> Number:
-        return -_response(self, 1, jnp.zeros(()), lambda k: 1.0)
+        return -_response(self, 1)
 
 
 def checked_solver(solver: Unknown) -> Solver:
@@ -465,13 +465,13 @@ def check_pull(field: str, value: Number, lr: Number) -> None:
         raise ConfigError(field, value, f"lr · {field} must be at most 1, so at most {1 / lr:g} here")
 
 
-def _response(solver: Solver, steps: Number, start: jax.Array, gradient: Callable[[Tree], Tree]) -> jax.Array:
-    """Δ of a one-dimensional model at ``start`` whose k-th gradient is given."""
-    x = Vector(jnp.asarray(start, float))
+def _response(solver: Solver, steps: Number) -> jax.Array:
+    """Δ of a one-dimensional model at 0 all of whose gradients are 1."""
+    x = Vector(jnp.zeros((), float))
 
     def step(state: Tree, k: Number) -> Tree:
         y, buffer = state
-        return solver.step(y, buffer, Vector(jnp.asarray(gradient(k), float)), k, x)
+        return solver.step(y, buffer, Vector(jnp.asarray(1.0, float)), k, x)
 
     y, _ = _repeat(step, (x, solver.init(x)), steps)
     return (y - x).tree
