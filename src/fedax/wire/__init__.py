@@ -1,7 +1,7 @@
 """The wire: what happens to an upload between a client and the server's step.
 
-``wire`` has the stages in order. One module a stage: ``faults``, ``guard``, ``compressed`` (compression), ``privacy``
-(clipping and noise), ``secure`` (sums as whole numbers), ``sums`` (weighted sums) and ``averages`` (robust averages).
+``wire`` has the stages in order. One module a stage: ``faults``, ``compressed`` (compression), ``privacy`` (clipping
+and noise), ``secure`` (sums as whole numbers), ``sums`` (weighted sums) and ``averages`` (robust averages, the guard).
 """
 
 from fedax.registry import Registry
