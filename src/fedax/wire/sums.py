@@ -69,6 +69,7 @@ def clipped(upload: Tree, most: Number, by_leaf: bool = False) -> tuple[Tree, Ar
 
     def cut(leaf: Array) -> Array:
         factor = shortening(norm_of([leaf]), most / math.sqrt(len(leaves))) if by_leaf else shortening(norm, most)
-        return jnp.where(finite, leaf * factor.astype(leaf.dtype), 0)
+        return leaf * factor.astype(leaf.dtype)
 
-    return jax.tree.map(cut, upload), finite & (norm <= most)
+    short = jax.tree.map(cut, upload)
+    return jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), short), finite & (norm <= most)
