@@ -134,6 +134,23 @@ def test_types_of_frames_have_one_text_for_each_value():
         assert cells(pd.Series(values), "x", "written").texts[0] == texts
 
 
+def test_instants_are_the_same_with_fractions_of_seconds_in_other_zones():
+    texts = ["2024-01-31 12:00:00.123+05:30", "2024-01-31T06:30:00.123Z", "2024-01-31 06:30:00.123", "2024-02-01"]
+    texts += ["2024-01-31 12:00:00.123456789+05:30", "2024-01-31 06:30:00.123456789", "2024-01-31 06:30:00.123456"]
+    column = cells(pd.Series(texts), "seen", "written")
+    assert column.codes.tolist() == [0, 0, 0, 1, 2, 2, 2] and len({*column.days.tolist()}) == 3
+    assert column.texts[0] == ["2024-01-31 06:30:00.123000", "2024-02-01", "2024-01-31 06:30:00.123456"]
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00+05:00", "9999-12-31 23:59:59-05:00"])
+def test_an_instant_outside_of_all_years_is_a_text(text):
+    column = cells(pd.Series([text, "2024-01-31"]), "seen", "written")
+    assert column.texts[0] == [text, "2024-01-31"] and column.words == 1
+    table = pd.DataFrame({"seen": [text, *(f"2024-01-{1 + k % 28:02d}" for k in range(59))], "ill": ["no", "yes"] * 30})
+    (note,) = [each for each in data.from_frames({"a": table}, label="ill").overview.notes if each.looks == "unread"]
+    assert text in note.why
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet", "frame", "xlsx"])
 def test_codes_with_leading_zeros_are_categories(tmp_path, kind):
     codes = {"north": ["01067", "01069", "04103"], "south": ["10115", "10117", ""]}  # plain numbers in the south

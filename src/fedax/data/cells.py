@@ -515,13 +515,19 @@ def as_date(text: str) -> str:
 
 def _date_text(iso: str) -> str:
     """2024-01-31, and where the time is not midnight 2024-01-31 12:00:00; empty if there is no such day."""
-    try:
-        moment = datetime.datetime.fromisoformat(iso[:26] if len(iso) == 29 else iso)  # nanoseconds
-    except ValueError:
+    moment = _moment(iso)
+    if moment is None:
         return ""
-    if moment.tzinfo is not None:
-        moment = moment.astimezone(datetime.UTC).replace(tzinfo=None)
     return str(moment.date()) if moment.time() == datetime.time() else str(moment)
+
+
+def _moment(iso: str) -> datetime.datetime | None:
+    """The instant in UTC, to microseconds; without a zone it is UTC. ``None`` if there is none from year 1 to 9999."""
+    try:
+        moment = datetime.datetime.fromisoformat(iso)
+        return moment if moment.tzinfo is None else moment.astimezone(datetime.UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _iso(text: str) -> str:
@@ -539,11 +545,7 @@ def _days(column: Any) -> np.ndarray:
     return np.where(np.isnat(stamps), np.nan, stamps.astype(np.int64) / 86400.0)
 
 
-def _day(text: str) -> float:
-    """Days since 1970-01-01 of a date as ISO 8601 writes it, or NaN; without a zone it is UTC."""
-    try:
-        moment = datetime.datetime.fromisoformat(text)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
-        return (moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)).total_seconds() / 86400.0
-    except (ValueError, OverflowError):
-        return math.nan
+def _day(iso: str) -> float:
+    """Days since 1970-01-01, or NaN."""
+    moment = _moment(iso)
+    return math.nan if moment is None else (moment - datetime.datetime(1970, 1, 1)).total_seconds() / 86400.0
