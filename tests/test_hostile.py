@@ -163,7 +163,7 @@ def test_bombs(tmp_path):
     header = tarfile.TarInfo("data_batch_1")
     header.size = 60 * MEGABYTE
     cut = write(tmp_path / "a.tar.gz", gzip.compress(header.tobuf(), mtime=0))
-    with refused("cannot be read as CIFAR-10: unexpected end of data"):
+    with refused("cannot be read as CIFAR-10: .*unexpected end of data"):
         read_cifar10(cut)
     extension = tarfile.TarInfo("x")  # a header that tarfile would read as a whole, and in quadratic time
     extension.size, extension.type = 30 * MEGABYTE, b"x"

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import pathlib
 
 import numpy as np
 import pandas as pd
@@ -481,6 +482,26 @@ def damaged(at=None, line="", rows=ROWS, head="age,crp,ward,ill"):
 def test_damage_is_named(files, content, message):
     files(a=content)
     with pytest.raises(DataError, match=message):
+        data.from_csv("hospitals/a.csv", label="ill")
+
+
+def test_a_packed_file_is_named_wherever_it_is_damaged(files, tmp_path):
+    packed = gzip.compress(damaged().encode(), mtime=0)
+    (tmp_path / "hospitals").mkdir()
+    for at in range(10, len(packed)):  # the header has the time of writing, which is not read
+        (tmp_path / "hospitals" / "a.csv.gz").write_bytes(packed[:at] + bytes([packed[at] ^ 255]) + packed[at + 1 :])
+        with pytest.raises(DataError, match=r"a\.csv\.gz: "):
+            data.from_csv("hospitals/a.csv.gz", label="ill")
+
+
+def test_a_file_that_may_not_be_read_says_so(files, monkeypatch):
+    files(a=damaged())
+
+    def refuse(path):
+        raise PermissionError(13, "not yours")
+
+    monkeypatch.setattr(pathlib.Path, "read_bytes", refuse)
+    with pytest.raises(DataError, match=r"a\.csv: cannot be read \(not yours\)"):
         data.from_csv("hospitals/a.csv", label="ill")
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedax.data.cells import column_name, number, shown, text_of
-from fedax.data.formats import room
+from fedax.data.formats import reading, unpacked
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level
 from fedax.files import regular
 
@@ -110,15 +110,11 @@ def _content(path: Path) -> bytes:
     stored = regular(path)
     if not stored:
         raise DataError(f"{path}: the file is empty; leave it out")
-    try:
+    with reading(path, "a CSV file"):
         content = path.read_bytes()
         if content.startswith(b"\x1f\x8b"):
             with gzip.open(io.BytesIO(content)) as packed:
-                content = packed.read(room(stored) + 1)
-            if len(content) > room(stored):
-                raise DataError(f"{path}: unpacks to more than {room(stored)} bytes, too many for its size")
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+                content = unpacked(packed, path, stored)
     if kind := next((kind for bytes_, kind in _NO_TEXT.items() if content.startswith(bytes_)), None):
         raise DataError(f"{path}: {kind}")
     return content

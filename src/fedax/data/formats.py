@@ -20,7 +20,6 @@ import tarfile
 import tokenize
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -36,12 +35,6 @@ _BATCH = 1 << 26  # bytes; a batch of CIFAR-10 has 31 million
 _DIRECTORY = 1 << 16  # bytes of a NumPy archive's table of contents, of which an array takes some sixty
 _PLANES = (3, 32, 32)
 _HEADER = 10_000  # bytes of the header of an array, of which NumPy writes 128
-# What the standard library's decoders, NumPy's and scikit-learn's raise on bad input.
-_DAMAGE = (
-    *(OSError, EOFError, ValueError, OverflowError, NotImplementedError, struct.error, zlib.error),
-    *(tarfile.TarError, zipfile.BadZipFile),
-)
-
 
 BAD_HEADER = (  # what NumPy raises on a bad header of an array
     *(ValueError, TypeError, LookupError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError),
@@ -75,14 +68,30 @@ def need(module: str, extra: str, what: str, package: str | None = None) -> Any:
         raise DataError(f"{what} needs {package}, which cannot be imported: pip install 'fedax[{extra}]'") from error
 
 
+def unpacked(file: BinaryIO, path: Path, stored: int) -> bytes:
+    """All that a file holds which may be packed, and takes ``stored`` bytes as it is.
+
+    Raises:
+        DataError: it holds more than :func:`room`.
+    """
+    content = bytearray()
+    while chunk := file.read(1 << 16):  # of a larger number Python would take the memory before it reads
+        content += chunk
+        if len(content) > room(stored):
+            raise DataError(f"{path}: unpacks to more than {room(stored)} bytes, too many for its size")
+    return bytes(content)
+
+
 @contextlib.contextmanager
-def reading(path: Path, kind: str) -> Iterator[None]:
+def reading(path: Path | str, kind: str) -> Iterator[None]:
     """Turn whatever a library raises on a bad file into a DataError that names the file."""
     try:
         yield
     except FedaxError:
         raise
     except Exception as error:  # of many kinds: Python's, pyarrow's, HDF5's
+        if why := getattr(error, "strerror", None):  # the operating system's; the file itself may be good
+            raise DataError(f"{path}: cannot be read ({why})") from None
         first = str(error).strip().partition("\n")[0]
         raise DataError(f"{path}: cannot be read as {kind}: {type(error).__name__} {_clipped(first)}") from None
 
@@ -125,7 +134,7 @@ def read_idx(path: Path) -> np.ndarray:
         Format of MNIST (LeCun, Cortes, Burges): two zero bytes, the type 8, the number of axes, their lengths as
         big-endian 32-bit numbers, the bytes.
     """
-    with _reading(path, "an idx file"):
+    with reading(path, "an idx file"):
         stored = regular(path)
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -163,7 +172,7 @@ def read_cifar10(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     batches = {}
-    with _reading(path, "CIFAR-10"):
+    with reading(path, "CIFAR-10"):
         for file, content in _cifar10_files(path, names):
             where = f"{path}: {file}"
             planes, labels = _binary_batch(content, where) if file.endswith(".bin") else _python_batch(content, where)
@@ -190,15 +199,12 @@ def read_libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
     """
     from sklearn.datasets import load_svmlight_file  # here, since it takes a second to import
 
-    with _reading(path, f"LIBSVM text of {features} features"):
-        most, content = room(regular(path)), bytearray()
+    with reading(path, f"LIBSVM text of {features} features"):
+        stored = regular(path)
         opened: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
         with opened.get(path.suffix, open)(path, "rb") as file:
-            while chunk := file.read(1 << 16):
-                content += chunk
-                if len(content) > most:
-                    raise DataError(f"{path}: unpacks to more than {most} bytes, too many for its size")
-        lines = content.count(b"\n") + 1
+            content = unpacked(file, path, stored)
+        most, lines = room(stored), content.count(b"\n") + 1
         if 4 * lines * features > most:
             raise DataError(
                 f"{path}: {lines} lines of {features} features take more than {most} bytes, too many for it"
@@ -228,7 +234,7 @@ def read_leaf(folder: Path) -> Iterator[tuple[str, list, list]]:
     seen = set()
     for path in files:
         regular(path)
-        with _reading(path, "LEAF JSON"):
+        with reading(path, "LEAF JSON"):
             for user, x, y in _leaf_users(parse_json(path.read_bytes()), path):
                 if user in seen:
                     raise DataError(f"{path}: user {_clipped(user)} occurs twice")
@@ -320,7 +326,7 @@ def npz_names(path: Path) -> list[str]:
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """The zip file, if its table of contents, which is read as a whole, is not too long."""
     stored = regular(path)
-    with _reading(path, "a NumPy archive"), path.open("rb") as file:
+    with reading(path, "a NumPy archive"), path.open("rb") as file:
         file.seek(max(0, stored - 42))
         before, end = (tail := file.read(42))[:-22], tail[-22:]
         if len(end) < 22 or not end.startswith(b"PK\x05\x06") or not end.endswith(b"\x00\x00"):
@@ -331,20 +337,9 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
             yield archive
 
 
-@contextlib.contextmanager
-def _reading(path: Path, kind: str) -> Iterator[None]:
-    """Turn what a decoder raises on bad input into a DataError naming the file."""
-    try:
-        yield
-    except DataError:
-        raise
-    except _DAMAGE as error:
-        raise DataError(f"{path}: cannot be read as {kind}: {_clipped(error)}") from error
-
-
 def _clipped(value: Any) -> str:
-    """A value of a file, or an error, as a part of a message."""
-    text = str(value) if isinstance(value, Exception) and str(value).isprintable() else repr(value)
+    """A value of a file as a part of a message."""
+    text = repr(value)
     return text if len(text) <= 200 else text[:200] + "…"
 
 
@@ -394,17 +389,13 @@ def _binary_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _python_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    try:
+    with reading(where, "CIFAR-10"):
         batch = _unpickled(content, where)
         if not all(isinstance(key, str | bytes) for key, _ in batch.items()):
             raise DataError(f"{where}: a table with keys that are no texts")
         batch = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
         labels, (_, shape, dtype, fortran, pixels) = batch["labels"], batch["data"].state
         declared = (shape, dtype.args[0], fortran, len(pixels))
-    except DataError:
-        raise
-    except (pickle.UnpicklingError, LookupError, TypeError, AttributeError, ValueError, EOFError) as error:
-        raise DataError(f"{where}: cannot be read as CIFAR-10: {_clipped(error)}") from error
     n, width = len(labels), math.prod(_PLANES)
     if declared not in (((n, width), kind, False, n * width) for kind in ("u1", b"u1")) or type(pixels) is not bytes:
         raise DataError(f"{where}: the images are not one row of {width} bytes for each of its labels")

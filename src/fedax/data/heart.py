@@ -10,6 +10,7 @@ import numpy as np
 
 from fedax.data.cells import shown
 from fedax.data.federated import FederatedData
+from fedax.data.formats import reading
 from fedax.data.readers import nothing_of
 from fedax.data.summaries import kinds_of
 from fedax.data.tables import from_frames
@@ -169,10 +170,8 @@ def _hospitals(folder: str | os.PathLike | None) -> dict[str, tuple[Path, list[l
 def _rows(path: Path) -> list[list[str]]:
     if regular(path) > _LARGEST:
         raise DataError(f"{path}: more than {_LARGEST} bytes; the published file has less than 20000")
-    try:
+    with reading(path, "ASCII text"):
         lines = path.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from None
     rows = [[cell.strip() for cell in line.split(",")] for line in lines if line.strip()]
     if not rows:
         raise DataError(f"{path}: it has no rows")

@@ -491,14 +491,12 @@ def _arrow_files(folder: Path) -> list[Path]:
 
 def _told(path: Path, field: str, kind: type) -> list[Any]:
     """A list of Hugging Face in a JSON file; empty if it is not there."""
-    try:
+    with reading(path, "JSON"):
         content = parse_json(path.read_bytes()) if regular(path) < 1 << 24 else None
-        found = content.get(field, []) if isinstance(content, dict) else None
-        if not isinstance(found, list) or not all(isinstance(each, kind) for each in found):
-            raise ValueError("it is not what Hugging Face writes")
-        return found
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({shown(str(error))})") from None
+    found = content.get(field, []) if isinstance(content, dict) else None
+    if not isinstance(found, list) or not all(isinstance(each, kind) for each in found):
+        raise DataError(f"{path}: cannot be read (it is not what Hugging Face writes)")
+    return found
 
 
 # ---- tables in memory
@@ -837,11 +835,9 @@ def _plain_kind(kind: Any) -> str | None:
 
 def _class_labels(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, list[str]]:
     """Column -> the names of its classes, where Hugging Face wrote them."""
-    try:
+    with reading(f"{path}: what Hugging Face says of its columns", "JSON"):
         features = parse_json(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         names = {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: what Hugging Face says of its columns cannot be read ({shown(str(error))})") from None
     for name, classes in names.items():
         good = isinstance(classes, list) and classes and all(isinstance(each, str) for each in classes)
         if not good or len({*classes}) < len(classes):
