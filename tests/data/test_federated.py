@@ -152,7 +152,10 @@ def test_what_cannot_be_saved_or_opened(tmp_path):
     fedax.FederatedData(POOL, [6]).save(tmp_path / "good")
     x = tmp_path / "good" / "examples" / "x.npy"
     whole = x.read_bytes()
-    for broken in (whole[:-1], whole[:20], b"", whole.replace(b"'<f8'", b"'|O8'"), whole.replace(b"(6, 2)", b"(5, 2)")):
+    np.savez(tmp_path / "archive.npz", x=np.zeros((6, 2)))
+    archive = (tmp_path / "archive.npz").read_bytes()
+    other = (whole.replace(b"'<f8'", b"'|O8'"), whole.replace(b"(6, 2)", b"(5, 2)"), archive, archive[:4])
+    for broken in (whole[:-1], whole[:20], b"", *other):
         x.write_bytes(broken)
         with pytest.raises(DataError, match="x"):
             fedax.FederatedData.open(tmp_path / "good")

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.data.formats import BAD_HEADER, parse_json
+from fedax.data.formats import mapped, parse_json, reading
 from fedax.data.overview import Overview
 from fedax.data.transform import Transform
-from fedax.errors import DataError, ExampleError, one_line
+from fedax.errors import DataError, ExampleError
 from fedax.files import regular
 from fedax.numbers import beyond, has_truth_values, misfit
 from fedax.tasks.task import Task
@@ -286,8 +286,8 @@ class FederatedData:
         files = sorted((folder / "examples").glob("*.npy"))
         if not files:
             raise DataError(f"{folder}: no examples/*.npy in it; give a folder that FederatedData.save wrote")
-        examples = {file.stem: _mapped(file) for file in files}
-        sizes, weights = (np.array(_mapped(folder / f"{name}.npy")) for name in ("sizes", "weights"))
+        examples = {file.stem: mapped(file) for file in files}
+        sizes, weights = (np.array(mapped(folder / f"{name}.npy")) for name in ("sizes", "weights"))
         transform_file = folder / "transform.json"
         transform = Transform.load(transform_file) if transform_file.exists() else None
         names = _saved_names(folder / "names.json", sizes.size)
@@ -367,27 +367,15 @@ class FederatedData:
 def _saved_names(file: pathlib.Path, clients: int) -> tuple[str, ...] | None:
     if not file.exists():
         return None
-    try:
-        regular(file)
+    regular(file)
+    with reading(file, "JSON"):
         names = parse_json(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read ({error})") from error
     if not isinstance(names, list):
         raise DataError(f"{file}: not a list of names")
     try:
         return _names(names, clients)
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
-
-
-def _mapped(file: pathlib.Path) -> np.ndarray:
-    try:
-        regular(file)
-        return np.load(file, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror or error})") from error
-    except BAD_HEADER as error:
-        raise DataError(f"{file}: not an array that fedax wrote ({one_line(str(error), 300)})") from error
 
 
 def _columns(name: str, examples: Examples) -> list[tuple[str, Any]]:

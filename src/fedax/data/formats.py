@@ -36,11 +36,6 @@ _DIRECTORY = 1 << 16  # bytes of a NumPy archive's table of contents, of which a
 _PLANES = (3, 32, 32)
 _HEADER = 10_000  # bytes of the header of an array, of which NumPy writes 128
 
-BAD_HEADER = (  # what NumPy raises on a bad header of an array
-    *(ValueError, TypeError, LookupError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError),
-    tokenize.TokenError,
-)
-
 
 def room(stored: int) -> int:
     """The most bytes to which a file may unpack: 100 times its own, or 64 MiB.
@@ -320,6 +315,17 @@ def npz_names(path: Path) -> list[str]:
     """
     with _archive(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def mapped(path: Path) -> np.ndarray:
+    """The array of an .npy file, mapped into memory.
+
+    Raises:
+        DataError: another kind of file.
+    """
+    regular(path)
+    with reading(path, "an .npy file"):
+        return np.lib.format.open_memmap(path, mode="r")
 
 
 @contextlib.contextmanager

@@ -10,14 +10,14 @@ import numpy as np
 import fedax
 from fedax.data.cells import column_name, shown
 from fedax.data.doubts import Doubts, refuse
-from fedax.data.formats import BAD_HEADER
+from fedax.data.formats import mapped
 from fedax.data.tables import TABLES, read_table
 from fedax.data.transform import labels_of
 from fedax.engine.history import MOST_SAVED
 from fedax.engine.saved import Model, client_file
-from fedax.errors import ConfigError, DataError, one_line, printable, unknown
+from fedax.errors import ConfigError, DataError, printable, unknown
 from fedax.experiments.runs.files import read_config
-from fedax.files import cell, check_ending, regular, write_atomic
+from fedax.files import cell, check_ending, write_atomic
 
 Path = pathlib.Path
 
@@ -159,7 +159,7 @@ def predict_file(
     elif source.suffix == ".npy":
         if strict:
             raise ConfigError("strict", strict, "only models of tables know the ranges of training; leave it out")
-        batch = {"x": _array(source)}
+        batch = {"x": mapped(source)}
     else:
         raise DataError(f"{source}: give a .csv, .tsv, .txt, .xlsx, .parquet or .npy file")
     columns: dict[str, Any] = {"prediction": model.predict(batch)}
@@ -207,11 +207,3 @@ def _content(table: Any, ending: str) -> str | bytes:
 def _safe(name: Any) -> str:
     """A name of a column or class as a CSV cell that neither a terminal nor a spreadsheet obeys."""
     return cell(printable(str(name)))
-
-
-def _array(path: Path) -> np.ndarray:
-    regular(path)
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, *BAD_HEADER) as error:
-        raise DataError(f"{path}: no array that can be read ({one_line(str(error), 300)})") from error
