@@ -144,6 +144,7 @@ def summarize(
     """
     from fedax.data import Plan
     from fedax.data import summarize as summary_of
+    from fedax.data.cells import naming
     from fedax.data.tables import read_table, stem, with_labels
 
     plan_loaded = None if plan is None else Plan.load(plan)
@@ -159,12 +160,10 @@ def summarize(
     _show_written(table, rows)
     if label is not None:
         rows = with_labels(name_of(stem(table)), rows, label, drop_missing_labels)
-    try:
+    with naming(table):
         if plan_loaded is None:
             _show_one_table(name_of(stem(table)), rows, label)
         summary = summary_of(rows, plan_loaded)
-    except DataError as error:
-        raise DataError(f"{table}: {error}") from None
     summary.save(target)
     echo(f"Wrote {target}: counts and moments of {len(rows)} rows, and no row. Read it, then send it.")
     if plan_loaded is None:

@@ -1,5 +1,6 @@
 """The cells of a table, as numbers, dates and texts."""
 
+import contextlib
 import datetime
 import difflib
 import functools
@@ -7,7 +8,7 @@ import itertools
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -135,6 +136,24 @@ class CellError(DataError):
     def __init__(self, outline: str, detail: str):
         self.outline, self.detail = outline, detail
         super().__init__(f"{outline}: {detail}")
+
+
+@contextlib.contextmanager
+def naming(where: Any) -> Iterator[None]:
+    """A DataError in this block, or in a function that this decorates, begins with ``where``: a client, a file.
+
+    Example:
+        >>> with naming("north"):
+        ...     raise DataError("label: there is no column 'ill'")
+        Traceback (most recent call last):
+        fedax.errors.DataError: north: label: there is no column 'ill'
+    """
+    try:
+        yield
+    except CellError as error:
+        raise CellError(f"{where}: {error.outline}", error.detail) from None
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 def check_range(name: str, numbers: np.ndarray, given: Any) -> None:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedax.data.cells import naming
 from fedax.data.formats import mapped, parse_json, reading
 from fedax.data.overview import Overview
 from fedax.data.transform import Transform
@@ -293,10 +294,8 @@ class FederatedData:
         names = _saved_names(folder / "names.json", sizes.size)
         overview_file = folder / "overview.json"
         overview = Overview.load(overview_file) if overview_file.exists() else None
-        try:
+        with naming(folder):
             data = cls(examples, sizes, weights, names=names, transform=transform, overview=overview, _finite=True)
-        except DataError as error:
-            raise DataError(f"{folder}: {error}") from None
         if (unseen := folder / "unseen").exists():
             data.unseen = Unseen(*(cls.open(unseen / part) for part in Unseen._fields))
         return data
@@ -372,10 +371,8 @@ def _saved_names(file: pathlib.Path, clients: int) -> tuple[str, ...] | None:
         names = parse_json(file.read_bytes())
     if not isinstance(names, list):
         raise DataError(f"{file}: not a list of names")
-    try:
+    with naming(file):
         return _names(names, clients)
-    except DataError as error:
-        raise DataError(f"{file}: {error}") from None
 
 
 def _columns(name: str, examples: Examples) -> list[tuple[str, Any]]:

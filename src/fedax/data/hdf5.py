@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedax import children
+from fedax.data.cells import naming
 from fedax.data.federated import FederatedData
 from fedax.data.formats import need, parse_json, reading, room
 from fedax.data.readers import windows
@@ -82,7 +83,5 @@ def made_of(folder: Path, path: Path) -> FederatedData:
     nonempty = np.flatnonzero(sizes)
     if not len(nonempty):
         raise DataError(f"{path}: no client has an example")
-    try:
+    with naming(path):
         return FederatedData(examples, sizes[nonempty], names=[names[i] for i in nonempty])
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None

@@ -19,7 +19,6 @@ import numpy as np
 
 from fedax.data import workbooks
 from fedax.data.cells import (
-    CellError,
     Cells,
     alike_numbers,
     as_pandas,
@@ -27,6 +26,7 @@ from fedax.data.cells import (
     cells,
     column_name,
     few,
+    naming,
     same_texts,
     series,
     shown,
@@ -136,16 +136,16 @@ def from_frames(
         if labelled is not None and (fitted is None or labelled in table.columns):
             tables[name] = with_labels(name, table, labelled, drop_missing_labels)
     if fitted is None:
-        first = {name: _naming_client(name, _summary, table) for name, table in tables.items()}
+        first = {name: naming(name)(_summary)(table) for name, table in tables.items()}
         try:
             column_plan = plan(first, labelled, columns, task, scale, max_categories, drop, positive, target)
         except UnreadLabel as error:
             column = series(tables[error.client], str(labelled))
             row = int(np.flatnonzero(np.isnan(cells(column, str(labelled)).numbers))[0])
             raise DataError(f"{error}; {at_row(row)} is {shown(column.iloc[row])}") from None
-        second = {name: _naming_client(name, _summary, table, column_plan) for name, table in tables.items()}
+        second = {name: naming(name)(_summary)(table, column_plan) for name, table in tables.items()}
         fitted = fit(column_plan, second, check_labels)
-    arrays = {name: _naming_client(name, fitted, table) for name, table in tables.items()}
+    arrays = {name: naming(name)(fitted)(table) for name, table in tables.items()}
     if transform is None:
         alone = [one_client(next(iter(first.values())), str(labelled))] if len(first) == 1 else []
         columns_seen = overview(column_plan, first, second, [*alone, *notes_of_rows(arrays, fitted)])
@@ -188,23 +188,14 @@ def _summary(table: Any, request: Plan | None = None) -> Summary:
     return summarize(table, request, least=1)  # all is in one process
 
 
-def _naming_client(client: str, call: Callable[..., Any], *args: Any) -> Any:
-    """``call(*args)``; an error names the client."""
-    try:
-        return call(*args)
-    except CellError as error:
-        raise CellError(f"{client}: {error.outline}", error.detail) from None
-    except DataError as error:
-        raise DataError(f"{client}: {error}") from None
-
-
 def _cells_of(table: Any, name: str, field: str) -> Cells:
     return cells(series(table, name, field), name)
 
 
 def with_labels(client: str, table: Any, label: str, drop: bool) -> Any:
     """The rows that have a label; rows without one are an error unless they are to be dropped."""
-    missing = _naming_client(client, _cells_of, table, label, "label").missing
+    with naming(client):
+        missing = _cells_of(table, label, "label").missing
     if not missing.any():
         return table
     if missing.all():
@@ -513,9 +504,8 @@ def _in_memory(frames: Any, client: str | None, chosen: Mapping[str, str]) -> di
         raise DataError(f"frames: a DatasetDict of {few(frames)}; give one of them, dataset[{next(iter(frames))!r}]")
     if not frames:
         raise DataError("frames: there is none; give client's name -> its table, for one client at least")
-    return _divided(
-        {str(name): _naming_client(str(name), table_of, each, chosen) for name, each in frames.items()}, client
-    )
+    tables = {str(name): naming(name)(table_of)(each, chosen) for name, each in frames.items()}
+    return _divided(tables, client)
 
 
 def is_table(x: Any) -> bool:
@@ -654,7 +644,7 @@ def _divided(tables: dict[str, Any], client: str | None) -> dict[str, Any]:
     if client is None:
         return tables
     parts: dict[str, list[Any]] = {}
-    agreed = same_texts(_naming_client(file, _cells_of, table, client, "client") for file, table in tables.items())
+    agreed = same_texts(naming(file)(_cells_of)(table, client, "client") for file, table in tables.items())
     for file, table in tables.items():
         texts, codes = cells(series(table, client), client, agreed).texts
         if (codes < 0).any():

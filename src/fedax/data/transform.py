@@ -23,11 +23,12 @@ from fedax.data.cells import (
     cells,
     check_range,
     few,
+    naming,
     series,
     shown,
 )
 from fedax.data.doubts import Doubts, doubts_of
-from fedax.data.formats import parse_json
+from fedax.data.formats import parse_json, reading
 from fedax.data.portable import sin_cos
 from fedax.errors import DataError
 from fedax.files import regular, write_atomic
@@ -121,12 +122,8 @@ class Document(Strict):
         place = pathlib.Path(path)
         if regular(place) > _FILE:
             raise DataError(f"{place}: more than {_FILE} bytes, too many for a {cls.form}")
-        try:
+        with reading(place, f"a {cls.form}"), naming(place):
             return cls.from_json(place.read_bytes())
-        except OSError as error:
-            raise DataError(f"{place}: cannot be read ({error.strerror})") from error
-        except DataError as error:
-            raise DataError(f"{place}: {error}") from None
 
 
 def _in_lines(table: Mapping[str, Any]) -> str:

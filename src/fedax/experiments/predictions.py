@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import numpy as np
 
 import fedax
-from fedax.data.cells import column_name, shown
+from fedax.data.cells import column_name, naming, shown
 from fedax.data.doubts import Doubts, refuse
 from fedax.data.formats import mapped
 from fedax.data.tables import TABLES, read_table
@@ -143,13 +143,11 @@ def predict_file(
         table = read_table(source, decimal, encoding, lambda name: name not in used)
         unused_columns = {name: table[name].to_numpy() for name in table.columns if column_name(name) not in used}
         written = table.attrs.get("written", "")
-        try:
+        with naming(source):
             doubts = model.doubts(table)
             if strict:
                 refuse(doubts)
             batch = {"x": model.transform.apply(table)}
-        except DataError as error:
-            raise DataError(f"{source}: {error}") from None
         if label is not None and label.name in table.columns:
             try:
                 labels, missing = labels_of(table[label.name], label)
