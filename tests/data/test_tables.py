@@ -327,6 +327,21 @@ def test_arrow_as_hugging_face_writes_it(tmp_path):
         data.from_arrow(tmp_path / "parts", label="labell")
 
 
+def test_pictures_without_a_label_can_be_left_out():
+    def site(*labels):
+        shown = pd.Series([np.full((2, 2, 1), k, np.uint8) for k in range(len(labels))], dtype=object)
+        return pd.DataFrame({"image": shown, "label": labels})
+
+    tables = {"north": site("cat", None, "dog", ""), "south": site("dog", "cat", "cat")}
+    with pytest.raises(DataError, match=r"north: label 'label' is missing in 2 of its 4 rows, .*drop_mi"):
+        data.from_frames(tables, label="label")
+    read = data.from_frames(tables, label="label", drop_missing_labels=True)
+    assert read.sizes.tolist() == [2, 3] and read.examples["x"][:, 0, 0, 0].tolist() == [0, 2, 0, 1, 2]
+    assert [read.transform.classes[k] for k in read.examples["y"]] == ["cat", "dog", "dog", "cat", "cat"]
+    with pytest.raises(DataError, match="east: label 'label' is missing in all 2 rows"):
+        data.from_frames(tables | {"east": site("", None)}, label="label", drop_missing_labels=True)
+
+
 def test_arrow_tables_are_columns_too(tmp_path):
     import pyarrow as pa
 

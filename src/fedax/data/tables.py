@@ -51,7 +51,7 @@ from fedax.data.summaries import (
     summarize,
     with_positive,
 )
-from fedax.data.transform import Label, Transform
+from fedax.data.transform import Label, Transform, labels_of
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level
 from fedax.files import name_of, regular
 
@@ -117,7 +117,7 @@ def from_frames(
     if _pictures(tables):
         if target is not None:
             raise ConfigError("target", target, "this is for a label that is a number; pictures have classes")
-        return _to_arrays(tables, label, positive, check_labels)
+        return _to_arrays(tables, label, drop_missing_labels, positive, check_labels)
     if transform is not None:
         given: dict[str, Any] = {"label": label, "columns": columns or None, "task": task, "drop": drop or None}
         given |= {"positive": positive, "target": target}
@@ -422,37 +422,37 @@ def _pictures(frames: Mapping[str, Any]) -> list[str]:
     return [name for name in objects if getattr(first[name].iat[0], "ndim", 0) == 3]
 
 
-def _to_arrays(frames: dict[str, Any], label: str | None, positive: Any, check_labels: bool) -> FederatedData:
+def _to_arrays(
+    frames: dict[str, Any], label: str | None, drop_missing_labels: bool, positive: Any, check_labels: bool
+) -> FederatedData:
     """The pictures and their labels as arrays."""
-    first, pictures = next(iter(frames.values())), _pictures(frames)
-    if len(pictures) > 1:
+    if len(pictures := _pictures(frames)) > 1:
         raise DataError(f"columns {few(pictures)}: more than one holds pictures; drop all but one")
     if label is None:
         raise _without_label(frames)
+    label = column_name(label)
+    frames = {name: with_labels(name, frame, label, drop_missing_labels) for name, frame in frames.items()}
     x = stacked({name: list(series(frame, pictures[0])) for name, frame in frames.items()})
-    given = {name: series(frame, label, "label") for name, frame in frames.items()}
-    agreed = same_texts(cells(column, label) for column in given.values())
-    labels = {name: cells(column, label, agreed) for name, column in given.items()}
-    for name, column in labels.items():
-        if column.missing.any():
-            raise DataError(f"{name}: label {shown(label)}, {at_row(np.flatnonzero(column.missing)[0])} is missing")
-    known = first[label].dtype.categories.tolist() if hasattr(first[label].dtype, "categories") else None
+    agreed = same_texts(_cells_of(frame, label, "label") for frame in frames.values())
+    known = getattr(next(iter(frames.values()))[label].dtype, "categories", None)
     by_client: dict[str, Counter[str]] = {}
-    for name, (texts, codes) in ((name, column.texts) for name, column in labels.items()):
+    for name, frame in frames.items():
+        texts, codes = cells(frame[label], label, agreed).texts
         of_each = np.bincount(codes, minlength=len(texts)).tolist()
         by_client[name] = Counter(dict(zip(texts, of_each, strict=True)))
     if check_labels:
         check_coding(label, by_client)
     counts = sum(by_client.values(), Counter[str]())
     positive = None if positive is None else str(positive)
-    classes = with_positive(label, known, counts, positive) if known else class_names(label, [Counts(counts)], positive)
-    place = {text: k for k, text in enumerate(classes)}
-    arrays = {}
-    for name, (texts, codes) in ((name, column.texts) for name, column in labels.items()):
-        if bad := [text for text in texts if text not in place]:
-            raise DataError(f"{name}: label {shown(label)} is {shown(bad[0])}; the classes are {few(classes)}")
-        arrays[name] = {"x": x[name], "y": np.array([place[text] for text in texts], np.int32)[codes]}
-    return FederatedData.from_clients(arrays, transform=Transform((), Label(label, tuple(classes), agreed)))
+    if known is None:
+        classes = class_names(label, [Counts(counts)], positive)
+    else:
+        classes = with_positive(label, known.tolist(), counts, positive)
+    learned = Label(label, tuple(classes), agreed)
+    arrays = {
+        name: {"x": x[name], "y": naming(name)(labels_of)(frame[label], learned)[0]} for name, frame in frames.items()
+    }
+    return FederatedData.from_clients(arrays, transform=Transform((), learned))
 
 
 def _only_split(folder: Path) -> Path:
