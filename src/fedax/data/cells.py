@@ -9,6 +9,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -181,6 +182,7 @@ def check_range(name: str, numbers: np.ndarray, given: Any) -> None:
         raise CellError(outline, f"{at_row(rows[0])} is {shown(getattr(value, 'item', lambda: value)())}; {hint}")
 
 
+@dataclass(eq=False)
 class Cells:
     """The cells of a column, read as numbers, dates and texts. A truth value is a number too, 0 or 1.
 
@@ -199,24 +201,18 @@ class Cells:
         truth: ``"words"``: all cells are truth values, some of them as words; ``"digits"``: all are 0 or 1; or ``""``.
     """
 
-    def __init__(
-        self,
-        numbers: np.ndarray,
-        days: np.ndarray,
-        missing: np.ndarray,
-        coded: Callable[[], tuple[np.ndarray, Any]],
-        texts: Callable[[Any], list[str]],
-        words: int = 0,
-        marks: int = 0,
-        odd: int = 0,
-        truth: Truth = "",
-        prose: int = 0,
-        slashes: int = 0,
-        zeros: int = 0,
-    ):
-        self.numbers, self.days, self.missing, self.words, self.marks = numbers, days, missing, words, marks
-        self.prose, self.slashes, self.zeros = prose, slashes, zeros
-        self.odd, self.truth, self._coded, self._texts = odd, truth, coded, texts
+    numbers: np.ndarray
+    days: np.ndarray
+    missing: np.ndarray
+    _coded: Callable[[], tuple[np.ndarray, Any]]
+    _texts: Callable[[Any], list[str]]
+    words: int = 0
+    marks: int = 0
+    odd: int = 0
+    truth: Truth = ""
+    prose: int = 0
+    slashes: int = 0
+    zeros: int = 0
 
     @functools.cached_property
     def _codes_and_values(self) -> tuple[np.ndarray, Any]:
@@ -253,12 +249,6 @@ def cells(column: Any, name: str, texts: Texts = "numeric") -> Cells:
 
     if isinstance(column.dtype, pandas.SparseDtype):
         column = column.sparse.to_dense()
-    if isinstance(column.dtype, pandas.CategoricalDtype):
-        codes, used = pandas.factorize(column.cat.codes.to_numpy())
-        if (gone := np.flatnonzero(used < 0)).size:
-            codes = np.where(codes == gone[0], -1, codes - (codes > gone[0]))
-            used = np.delete(used, gone)
-        return _of_values(list(column.cat.categories.take(used)), codes, name, texts)
     if column.dtype.name == "numbers and words" and texts != "truth":
         return _with_words(column.array, name, texts)
     kind = getattr(column.dtype, "kind", "O")
@@ -315,10 +305,8 @@ def _with_words(column: Any, name: str, texts: Texts) -> Cells:
     """From a :class:`fedax.data.mixed.NumbersAndWords`."""
     import pandas
 
-    codes, used = pandas.factorize(column.codes)
-    if (none := np.flatnonzero(used < 0)).size:
-        codes, used = np.where(codes == none[0], -1, codes - (codes > none[0])), np.delete(used, none)
-    words, at = _of_values([column.words[k] for k in used], codes, name, texts), codes >= 0
+    codes, used = pandas.factorize(pandas.Categorical.from_codes(column.codes, column.words))
+    words, at = _of_values(list(used), codes, name, texts), codes >= 0
     numbers = np.where(at, words.numbers, column.numbers)
 
     def coded() -> tuple[np.ndarray, list[Any]]:
