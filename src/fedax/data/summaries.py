@@ -992,8 +992,6 @@ def _categories(name: str, planned: Planned, counts: Sequence[Counts], most: int
         total.update(each.by_text)
     rest = sum(each.rest for each in counts)
     ranked = sorted(total, key=lambda text: (-total[text], text))
-    if not ranked:
-        raise DataError(f"column {shown(name)}: the summaries hold no value of it; make them anew")
     if len(ranked) == 1 and not rest:
         return Column(name, "flag", missing=True, texts=planned.texts)
     other = rest > 0 or len(ranked) > most
