@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 from fedax.data.cells import alike_numbers, few, number, shown, text_of
 from fedax.data.spellings import Counted, alike_words, repaired, two_codings, unshared
 from fedax.data.summaries import STAND_INS, Facts, Plan, Summary, as_number, merge, named, without_constant
-from fedax.data.transform import Document, Strict
-from fedax.errors import DataError, printable
+from fedax.data.transform import Document, Strict, date_of
+from fedax.errors import DataError, one_line
 
 _SITES = 12  # the most sites in the table; of more, those that are most unlike the whole
 _COLUMNS = 60  # the most columns in the table, those with a note first
@@ -553,7 +553,7 @@ def _note(
     counts = [Counter(_texts(answers, client, name)) for client in given]
     if why := _copies_label(name, plan, answers):
         return Note(name, "copy", why)
-    identifies = {"number": lambda: _numbers_identify(facts), "category": lambda: _texts_identify(facts, counts)}
+    identifies = {"number": lambda: _numbers_identify(facts), "category": lambda: _texts_identify(counts)}
     if kind in identifies and (why := identifies[kind]()):
         return Note(name, "identifier", why)
     if why := _dated(kind, facts, counts):
@@ -664,7 +664,7 @@ def _spread(facts: Facts) -> float:
     return max(math.sqrt(facts.m2 / facts.numbers), 0.5)
 
 
-def _texts_identify(facts: Sequence[Facts], counts: Sequence[Counter[str]]) -> str:
+def _texts_identify(counts: Sequence[Counter[str]]) -> str:
     n, different = sum(sum(each.values()) for each in counts), len(set().union(*counts))
     if different > 20 and different >= 0.5 * n:
         return f"{different} of {n} texts differ"
@@ -726,7 +726,7 @@ def _cell(column: Described, k: int) -> str:
     if mean is None:
         value = "–" if text is None else _plain(text)
     elif column.kind == "date":
-        value = _day(mean)
+        value = date_of(mean)
     else:
         value = _number(mean)
     return f"{value} ({gaps})" if k and (gaps := _gaps(column, k, " missing", 0.005)) else value
@@ -743,26 +743,12 @@ def _gaps(column: Described, k: int, word: str = "", least: float = 0.0) -> str:
     return ", ".join(parts)
 
 
-def _day(days: float) -> str:
-    import datetime
-
-    try:
-        return (datetime.date(1970, 1, 1) + datetime.timedelta(days)).isoformat()
-    except OverflowError:
-        return f"{days:.5g}"
-
-
 def _percent(share: float) -> str:
-    return (
-        f"{100 * share:.0f} %"
-        if share in (0.0, 1.0) or 0.005 <= share <= 0.995
-        else "< 1 %"
-        if share < 0.5
-        else "> 99 %"
-    )
+    if share in (0.0, 1.0) or 0.005 <= share <= 0.995:
+        return f"{100 * share:.0f} %"
+    return "< 1 %" if share < 0.5 else "> 99 %"
 
 
 def _plain(text: str) -> str:
     """A text of a table as a part of a line, printable and clipped."""
-    line = printable(text[:41])
-    return line if len(text) <= 40 and len(line) <= 40 else f"{line[:40]}…"
+    return one_line(text, 40)

@@ -2,14 +2,14 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from fedax.data.cells import few
 from fedax.data.overview import Note
 from fedax.data.summaries import Summary, right_alone
-from fedax.data.transform import Column, Transform
+from fedax.data.transform import Transform, features_of
 
 _ROWS = 20_000  # rows of all clients together on which columns are tested, evenly taken
 _GROUP = 20  # rows of one class without exception; where that class has half of the others, chance has one in a million
@@ -52,7 +52,7 @@ def notes_of_rows(arrays: Arrays, transform: Transform) -> list[Note]:
     x, y, client = (np.concatenate(each) for each in zip(*taken, strict=True))
     notes = []
     repeated = [] if transform.label is None else [y]
-    for column, features in _columns(transform, x):
+    for column, features in features_of(transform.columns, x):
         missing = features[:, -1] > 0.5 if column.missing else np.zeros(len(x), bool)
         category = column.kind == "category"
         values = features[:, : len(features[0]) - column.missing].argmax(1) if category else features[:, 0]
@@ -61,14 +61,6 @@ def notes_of_rows(arrays: Arrays, transform: Transform) -> list[Note]:
         if transform.classes is not None:
             notes += _telling(column.name, values, missing, y, client, category)
     return notes + _repeated(arrays, repeated)
-
-
-def _columns(transform: Transform, x: np.ndarray) -> Iterator[tuple[Column, np.ndarray]]:
-    at = 0
-    for column in transform.columns:
-        width = len(column.features)
-        yield column, x[:, at : at + width]
-        at += width
 
 
 def _telling(

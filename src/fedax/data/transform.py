@@ -4,9 +4,10 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -239,13 +240,18 @@ class Column(Strict):
         if self.low is None or self.high is None:
             return "unknown"
         if self.kind == "date":
-            return f"{_date(self.low)} to {_date(self.high)}"
+            return f"{date_of(self.low)} to {date_of(self.high)}"
         return f"{self.low:.4g} to {self.high:.4g}"
 
 
-def _date(days: float) -> str:
-    """The date of a day since 1970-01-01, as far as there are dates."""
-    return str(np.datetime64(int(np.clip(days, -719162, 2932896)), "D"))
+def date_of(days: float) -> str:
+    """The date of a day since 1970-01-01, as far as there are dates.
+
+    Example:
+        >>> date_of(0.5), date_of(-0.5), date_of(1e9)
+        ('1970-01-01', '1969-12-31', '9999-12-31')
+    """
+    return str(np.datetime64(math.floor(np.clip(days, -719162, 2932896)), "D"))
 
 
 @dataclass(frozen=True)
@@ -362,12 +368,9 @@ class Transform(Document):
             raise DataError("transform: it describes classes only, and no columns; give arrays to the model")
         frame = as_pandas(frame)
         out = np.zeros((len(frame), len(self.features)), np.float32)
-        at = 0
-        for column in self.columns:
-            width = len(column.features)
+        for column, features in features_of(self.columns, out):
             given = series(frame, column.name)
-            _fill(out[:, at : at + width], cells(given, column.name, column.texts), column, given)
-            at += width
+            _fill(features, cells(given, column.name, column.texts), column, given)
         return out
 
     def doubts(self, frame: Any) -> Doubts:
@@ -385,6 +388,12 @@ class Transform(Document):
         frame = as_pandas(frame)
         given = ((column, series(frame, column.name)) for column in self.columns)
         return doubts_of(((column, cells(each, column.name, column.texts), each) for column, each in given), len(frame))
+
+
+def features_of(columns: Sequence[Column], x: np.ndarray) -> Iterator[tuple[Column, np.ndarray]]:
+    """Each column with its features, which are views of ``x`` [n, F]."""
+    ends = np.cumsum([len(column.features) for column in columns], dtype=int)
+    return zip(columns, np.split(x, ends, axis=1), strict=False)  # after the last column nothing is left
 
 
 def _fill(out: np.ndarray, read: Cells, column: Column, given: Any) -> None:
