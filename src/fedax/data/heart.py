@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedax.data.cells import shown
+from fedax.data.cells import LARGE, number, shown
 from fedax.data.federated import FederatedData
 from fedax.data.formats import reading
 from fedax.data.readers import nothing_of
@@ -175,18 +175,11 @@ def _rows(path: Path) -> list[list[str]]:
     rows = [[cell.strip() for cell in line.split(",")] for line in lines if line.strip()]
     if not rows:
         raise DataError(f"{path}: it has no rows")
-    for number, row in enumerate(rows, 1):
+    for at, row in enumerate(rows, 1):
         if len(row) != len(COLUMNS):
-            raise DataError(f"{path}: line {number} has {len(row)} of {len(COLUMNS)} cells")
+            raise DataError(f"{path}: line {at} has {len(row)} of {len(COLUMNS)} cells")
         if row[-1] not in ("0", "1", "2", "3", "4"):
-            raise DataError(f"{path}: line {number}: num is {shown(row[-1])}, and has to be 0 to 4")
-        if bad := next((cell for cell in row if cell != "?" and not _is_number(cell)), None):
-            raise DataError(f"{path}: line {number} has {shown(bad)}, which is no number")
+            raise DataError(f"{path}: line {at}: num is {shown(row[-1])}, and has to be 0 to 4")
+        if bad := next((cell for cell in row if cell != "?" and not abs(number(cell)) < LARGE), None):
+            raise DataError(f"{path}: line {at} has {shown(bad)}, which is no number")
     return rows
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return bool(np.isfinite(float(cell)))
-    except ValueError:
-        return False
