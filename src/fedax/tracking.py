@@ -120,15 +120,9 @@ def begin(tracker: Tracker, label: str, seed: int, params: Params) -> Log:
         fedavg 0 {'method.lr': 0.1}
         False
     """
-    made: list[Any] = []
     name = str(getattr(tracker, "__name__", type(tracker).__name__))
-
-    def open() -> Writer:
-        made.append(tracker(label, seed, params))
-        return made[0]
-
-    log = Log(name, open)
-    return made[0] if made and isinstance(made[0], Log) else log
+    log = Log(name, lambda: tracker(label, seed, params))
+    return log._writer if isinstance(log._writer, Log) else log
 
 
 @dataclass(frozen=True)
