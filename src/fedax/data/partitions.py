@@ -338,12 +338,9 @@ def growing(n: int, clients: int, law: str = "linear", min_size: int = 1, seed: 
         >>> [len(part) for part in growing(104, clients=4, law="square")]
         [4, 15, 31, 54]
     """
-    check_room(24 * check_count("n", n), n=n)
-    _check_clients(clients, n)
-    _check_min_size(min_size, clients, n)
     if law not in _LAWS:
         raise unknown("law", law, _LAWS)
-    return _by_shares(n, _LAWS[law](np.arange(1.0, clients + 1)), min_size, seed)
+    return _by_shares(n, clients, _LAWS[law], min_size, seed)
 
 
 def by_value(values: np.ndarray, clients: int, strictness: float = 1.0, seed: int = 0) -> list[np.ndarray]:
@@ -415,16 +412,18 @@ def power_law(n: int, clients: int, exponent: float = 1.0, min_size: int = 10, s
         >>> [len(part) for part in power_law(1000, clients=4, exponent=2.0)]
         [684, 179, 85, 52]
     """
+    check_number("exponent", exponent, 0)
+    return _by_shares(n, clients, lambda i: exp(-exponent * log(i)), min_size, seed)
+
+
+def _by_shares(
+    n: int, clients: int, law: Callable[[np.ndarray], np.ndarray], min_size: int, seed: int
+) -> list[np.ndarray]:
+    """Dealt at random: ``min_size`` to each, and the rest in proportion to ``law(i)`` of the clients i = 1 … N."""
     check_room(24 * check_count("n", n), n=n)
     _check_clients(clients, n)
     _check_min_size(min_size, clients, n)
-    check_number("exponent", exponent, 0)
-    return _by_shares(n, exp(-exponent * log(np.arange(1.0, clients + 1))), min_size, seed)
-
-
-def _by_shares(n: int, shares: np.ndarray, min_size: int, seed: int) -> list[np.ndarray]:
-    """Dealt at random: ``min_size`` to each, and the rest in proportion to ``shares``."""
-    clients = len(shares)
+    shares = law(np.arange(1.0, clients + 1))
     # Rounding the ends of the parts, not their sizes, keeps the sum.
     ends = np.rint((n - clients * min_size) * np.cumsum(shares) / shares.sum()).astype(np.int64)
     ends += min_size * np.arange(1, clients + 1)
