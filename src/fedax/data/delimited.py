@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedax.data.cells import column_name, number, shown, text_of
+from fedax.data.cells import WIDE, column_name, number, shown, text_of
 from fedax.data.formats import reading, unpacked
 from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level
 from fedax.files import regular
@@ -174,12 +174,10 @@ def _header(path: Path, content: bytes) -> tuple[list[str], str, int]:
     fits = {each: _fit(rows) for each, rows in parsed.items()}
     separator = max(_SEPARATORS, key=lambda each: fits[each]) if any(fits.values()) else ","
     (row, end), *_ = parsed[separator] or [([""], 0)]
-    if not whole and (end >= len(lines) or "\n" not in start):
+    if len(row) > WIDE or (not whole and (end >= len(lines) or "\n" not in start)):
         raise DataError(f"{path}: its first line is too long for the names of columns; is it a CSV file?")
     if row and row[-1].endswith(_END):
         raise DataError(f"{path}: line 1: a quote is not closed, and its cell runs to the end of the file; close it")
-    if len(row) > 10_000:
-        raise DataError(f"{path}: its first line is too long for the names of columns; is it a CSV file?")
     return names_of(path, row), separator, len((start[:first] + "".join(lines[:end])).encode())
 
 

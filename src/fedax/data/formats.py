@@ -63,7 +63,7 @@ def need(module: str, extra: str, what: str, package: str | None = None) -> Any:
         raise DataError(f"{what} needs {package}, which cannot be imported: pip install 'fedax[{extra}]'") from error
 
 
-def unpacked(file: BinaryIO, path: Path, stored: int) -> bytes:
+def unpacked(file: io.BufferedIOBase, path: Path, stored: int) -> bytes:
     """All that a file holds which may be packed, and takes ``stored`` bytes as it is.
 
     Raises:

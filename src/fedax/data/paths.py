@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedax.data.tables import TABLES, by_value, note_unread, stem
+from fedax.data.tables import TABLES, by_stem, hidden, note_unread, stem
 from fedax.errors import ConfigError
 from fedax.files import name_of
 
@@ -84,14 +84,14 @@ def _files_at(path: str, field: str) -> list[Path]:
     if place.is_dir():
         if (place / "examples").is_dir() and (place / "sizes.npy").exists():
             return [place / "sizes.npy"]
-        files = sorted((file for file in place.iterdir() if file.is_file() and not _hidden(file)), key=_by_name)
+        files = sorted((file for file in place.iterdir() if file.is_file() and not hidden(file)), key=by_stem)
         tables = [file for file in files if _kind(file) in ("csv", "parquet")]
         texts = [file for file in tables if _ending(file) == ".txt"]  # one may say what the others are
         if found := [file for file in tables if file not in texts] or [*itertools.islice(_below(place), 1)] or texts:
             return found
         raise ConfigError(field, path, f"nothing that fedax reads is in this folder; {_WHAT}")
     files = [place] if place.exists() else [Path(each) for each in sorted(glob.glob(path, recursive=True))]
-    files = sorted((file for file in files if file == place or not _hidden(file)), key=_by_name)
+    files = sorted((file for file in files if file == place or not hidden(file)), key=by_stem)
     if not files:
         what = "no file fits this pattern" if glob.has_magic(path) else "there is no such file or folder"
         set_too = ", or the name of a data set (fedax list data)" if field == "data" else ""
@@ -106,15 +106,7 @@ def _files_at(path: str, field: str) -> list[Path]:
 def _below(folder: Path) -> Iterator[Path]:
     """The Arrow files in a folder and two folders below it, and pictures in <client>/<class>."""
     for pattern, kind in (("*", "arrow"), ("*/*", "arrow"), ("*/*/*", "arrow"), ("*/*/*", "images")):
-        yield from (file for file in folder.glob(pattern) if _kind(file) == kind and not _hidden(file))
-
-
-def _hidden(file: Path) -> bool:
-    return file.name.startswith((".", "~$"))
-
-
-def _by_name(file: Path) -> list[Any]:
-    return [by_value(str(file.parent)), by_value(stem(file)), file.name]
+        yield from (file for file in folder.glob(pattern) if _kind(file) == kind and not hidden(file))
 
 
 def _folder_of(path: str) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedax.data import workbooks
 from fedax.data.cells import (
+    WIDE,
     Cells,
     alike_numbers,
     as_pandas,
@@ -401,8 +402,8 @@ def from_arrow(
             raise ConfigError("folders", str(each), "there is no such folder")
     places = [_only_split(place) for place in places]
     if len(places) == 1 and not _arrow_files(places[0]):
-        inside = [each for each in places[0].iterdir() if each.is_dir() and not _hidden(each)]
-        places = sorted((each for each in map(_only_split, inside) if _arrow_files(each)), key=_sort_key)
+        inside = [each for each in places[0].iterdir() if each.is_dir() and not hidden(each)]
+        places = sorted((each for each in map(_only_split, inside) if _arrow_files(each)), key=by_stem)
     if not places:
         raise ConfigError("folders", str(given[0]) if given else None, "no *.arrow is in it, nor in a folder below it")
     for place, name in zip(places, _names(places), strict=True):
@@ -477,7 +478,7 @@ def _arrow_files(folder: Path) -> list[Path]:
     if any(file.parent != folder for file in files):
         raise DataError(f"{folder / 'state.json'}: it names a file outside of its folder")
     found = [each for each in _listed(folder, "arrow") if not each.name.startswith(("cache-", "tmp"))]
-    return files or sorted(found, key=_sort_key)
+    return files or sorted(found, key=by_stem)
 
 
 def _told(path: Path, field: str, kind: type) -> list[Any]:
@@ -561,14 +562,14 @@ def _found(files: Files, ending: str) -> list[Path]:
         if place.is_dir():
             endings = ((ending, f"{ending}.gz"), ("xlsx",)) if ending == "csv" else ((ending,),)
             if paths := next(filter(None, (_listed(place, *each) for each in endings)), []):
-                return sorted(paths, key=_sort_key)
+                return sorted(paths, key=by_stem)
             raise ConfigError("files", text, f"no *.{ending} is in this folder")
         if place.exists():
             return [place]
         end = next((each for each in (ending, "xlsx") if text.endswith(f".{each}")), "")
         pattern = text.removesuffix(end) + re.sub(r"[a-z]", lambda each: f"[{each[0]}{each[0].upper()}]", end)
         found = [Path(each) for each in glob.glob(pattern, recursive=True)]
-        if paths := sorted((each for each in found if not _hidden(each)), key=_sort_key):
+        if paths := sorted((each for each in found if not hidden(each)), key=by_stem):
             return paths
         what = "no file fits this pattern" if glob.has_magic(text) else "there is no such file"
         raise ConfigError("files", text, what)
@@ -580,21 +581,21 @@ def _found(files: Files, ending: str) -> list[Path]:
 def _listed(folder: Path, *endings: str) -> list[Path]:
     """The files in a folder with one of these endings, in any case."""
     given = tuple(f".{each}" for each in endings)
-    return [each for each in folder.iterdir() if each.name.lower().endswith(given) and not _hidden(each)]
+    return [each for each in folder.iterdir() if each.name.lower().endswith(given) and not hidden(each)]
 
 
 def note_unread(folder: Path, read: Sequence[Path]) -> None:
     """Warn of files in a folder that may be tables, and of tables in folders in it, that are not among those read."""
     inside = [file for file in folder.glob("*") if file.name.lower().endswith(_LIKE_TABLES)]
-    below = [file for file in folder.glob("*/*") if file.name.lower().endswith(TABLES) and not _hidden(file.parent)]
-    left_out = {file for file in (*inside, *below) if file.is_file() and not _hidden(file)}.difference(read)
+    below = [file for file in folder.glob("*/*") if file.name.lower().endswith(TABLES) and not hidden(file.parent)]
+    left_out = {file for file in (*inside, *below) if file.is_file() and not hidden(file)}.difference(read)
     names = [str(file.relative_to(folder)) for file in left_out if not file.name.lower().startswith("readme")]
     if names:
         text = f"{folder}: not read: {few(sorted(names))}; name them, or move them away"
         warnings.warn(text, DoubtfulWarning, stacklevel=caller_level())
 
 
-def _hidden(path: Path) -> bool:
+def hidden(path: Path) -> bool:
     """Whether a file is one that programs put beside those of a person, such as the lock of an open workbook."""
     return path.name.startswith((".", "~$"))
 
@@ -605,7 +606,7 @@ def stem(path: Path) -> str:
     return column_name(Path(name).stem if Path(name).suffix else name)
 
 
-def _sort_key(path: Path) -> list[Any]:
+def by_stem(path: Path) -> list[Any]:
     """Sorts client-2 before client-10, and files of one folder by what clients are called: without the ending."""
     return [by_value(str(path.parent)), by_value(stem(path)), path.name]
 
@@ -750,13 +751,13 @@ def _read_arrow(path: Path) -> Any:
 
 
 def _check_columns(path: Path, schema: Any) -> None:
-    if not 0 < len(schema) <= 10_000:
-        raise DataError(f"{path}: {len(schema)} columns; there have to be 1 to 10000")
+    if not 0 < len(schema) <= WIDE:
+        raise DataError(f"{path}: {len(schema)} columns; there have to be 1 to {WIDE}")
     if twice := [name for name, times in Counter(schema.names).items() if times > 1]:
         raise DataError(f"{path}: several columns are called {few(twice)}; rename one")
 
 
-def _arrow_to_pandas(table: Any, path: Path, columns: Any, size: Sequence[int] | None) -> Any:
+def _arrow_to_pandas(table: Any, path: Path, columns: Mapping[str, str], size: Sequence[int] | None) -> Any:
     """An Arrow table as one of pandas, with pictures as arrays."""
     import pandas
 
@@ -764,7 +765,7 @@ def _arrow_to_pandas(table: Any, path: Path, columns: Any, size: Sequence[int] |
     names = _class_labels(table.schema.metadata or {}, path)
     with reading(path, "a table"):
         for field in table.schema:
-            if (columns or {}).get(column_name(field.name)) == "drop":
+            if columns.get(column_name(field.name)) == "drop":
                 columns_read[field.name] = pandas.Series(np.full(table.num_rows, np.nan))
                 continue
             column = table.column(field.name)
