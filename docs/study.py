@@ -13,6 +13,7 @@ import json
 import math
 import pathlib
 import re
+import sys
 import textwrap
 
 import matplotlib
@@ -28,6 +29,9 @@ from fedax.experiments.study import Claim, Study, StudyPart
 from fedax.experiments.summary import Method, ProblemResults, metrics, problems, short
 from fedax.figures import Drawing, curves
 from fedax.figures.drawing import style
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from docs import study_rules
 
 HERE = pathlib.Path(__file__).parent / "study"
 FIGURES = HERE / "figures"
@@ -242,10 +246,10 @@ def checked(folders: list[pathlib.Path]) -> tuple[list[str], list[str]]:
     broken, known = [], []
     for at in folders:
         study = studies.read_study(at.resolve().name)
-        broken += studies.faults(study, at)
+        broken += study_rules.faults(study, at)
         for part in study.parts.values():
             if part.section.provisional:
-                known += studies.unsure(study, part)
+                known += study_rules.unsure(study, part)
     return broken, known
 
 

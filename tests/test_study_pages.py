@@ -14,7 +14,7 @@ import pytest
 
 import fedax
 from docs import study
-from fedax.experiments.study import faults, unsure
+from docs.study_rules import faults, unsure
 from fedax.figures import encode
 
 SPEC = importlib.util.spec_from_file_location(

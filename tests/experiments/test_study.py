@@ -10,21 +10,13 @@ import pytest
 from scipy import stats
 
 import fedax
+from docs import study_rules
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, execute, new_folder, plan
 from fedax.experiments import study as studies
 from fedax.experiments.pooled import least
 from fedax.experiments.runs import MethodRun, Record, finite, read
-from fedax.experiments.study import (
-    carry_out,
-    claims,
-    faults,
-    parts,
-    read_study,
-    results_of,
-    verdict,
-    write_page,
-)
+from fedax.experiments.study import carry_out, claims, parts, read_study, results_of, verdict, write_page
 from fedax.experiments.study.parts import short
 from fedax.files import with_digest
 
@@ -226,7 +218,7 @@ def test_what_is_held_changes_with_what_is_tuned(made, tmp_path):
         assert float(made_method.alpha(0)) == pytest.approx(2000 * 0.1**2 / 100 ** (2 / 3), rel=1e-5)
     run = study.run(part, "stem", 3, study.choice(part, "stem")[0])
     assert (run.config["methods"][0]["lr"], run.config["methods"][0]["c"]) == (0.2, 500.0)
-    assert studies.unsure(study, part) == []
+    assert study_rules.unsure(study, part) == []
     for rule, message in (("lr", "give a name and a power"), ("beta^2", "the recipe gives no number for beta")):
         with pytest.raises(ConfigError, match=rf"hold.stem.c = '{rule.replace('^', '.')}': {message}"):
             made(f'[[parts]]\nname = "one"\nrecipe = "stem.toml"\nhold = {{stem = {{c = "{rule}"}}}}\n')
@@ -239,7 +231,7 @@ def test_a_grid_that_leaves_a_methods_domain_is_found(made, tmp_path):
     (tmp_path / "stem.toml").write_text(STEM)
     study = made('[[parts]]\nname = "one"\nrecipe = "stem.toml"\ntune = {again = 0, extend = 0}\n')
     tuned(study, "stem", 3.0, 1.0, None)
-    assert studies.unsure(study, study.parts["one"]) == [
+    assert study_rules.unsure(study, study.parts["one"]) == [
         "one: stem: points that the method refuses were tried (lr 0.2).",
         "one: stem: alpha, which is c lr², changes along the grid of lr.",
     ]
@@ -255,15 +247,15 @@ def test_choices_that_others_might_turn_around_are_found(made):
     )
     study = made(parts)
     one, two = study.parts.values()
-    assert studies.unsure(study, one) == []  # nothing was chosen yet
+    assert study_rules.unsure(study, one) == []  # nothing was chosen yet
     tuned(study, "fedavg", 1.0, 1.02)  # two seeds
     tuned(study, "fedavg-m", 1.0, 1.05, 2.0, 2.0)
-    assert studies.unsure(study, one) == [
+    assert study_rules.unsure(study, one) == [
         "one: chosen on 2 of 4 rounds (fedavg; fedavg-m).",
         "one: a rate falls after the rounds that were tried (fedavg-m).",
         "one: fedavg-m: lr.value 0.1, beta 0.5 (1) is chosen over lr.value 0.1, beta 0.9 (1.05) by one seed.",
     ]
-    assert studies.unsure(study, two)[:3] == [
+    assert study_rules.unsure(study, two)[:3] == [
         "two: chosen on 2 of 5 rounds (fedavg; fedavg-m).",
         "two: a rate falls after the rounds that were tried (fedavg-m).",
         "two: chosen on another problem, that of one (fedavg; fedavg-m).",
@@ -293,11 +285,11 @@ def test_holes_of_a_grid_are_found_unless_they_are_named(made, tmp_path, printed
         (tmp_path / "results" / "one.json").write_text(json.dumps({"config": {}, "about": {}}))
         return made_one
 
-    assert studies.holes(study("{}"), study("{}").parts["one"]) == {"fedavg": holes}
-    assert faults(study("{}"), tmp_path) == [f"one: fedavg: {hole} was not tried." for hole in holes]
+    assert study_rules.holes(study("{}"), study("{}").parts["one"]) == {"fedavg": holes}
+    assert study_rules.faults(study("{}"), tmp_path) == [f"one: fedavg: {hole} was not tried." for hole in holes]
     named = f"{{fedavg = {json.dumps(holes)}}}"
-    assert faults(study(named), tmp_path) == []
-    stale = faults(study('{fedavg = ["lr 7"]}'), tmp_path)
+    assert study_rules.faults(study(named), tmp_path) == []
+    stale = study_rules.faults(study('{fedavg = ["lr 7"]}'), tmp_path)
     assert stale[-1] == "one: fedavg: lr 7 is called a hole and is none."
 
 
@@ -309,7 +301,7 @@ def test_unequal_budgets_are_found(made, tmp_path):
     study = made(PART.replace("small.toml", "uneven.toml") + "tune = {extend = 0}\n")
     tuned(study, "fedavg", 2.0, 1.0, 2.0, 2.0)
     tuned(study, "fedavg-m", 2.0, 1.0, 2.0, 2.0, 2.0)
-    assert studies.unsure(study, study.parts["one"]) == [
+    assert study_rules.unsure(study, study.parts["one"]) == [
         "one: 5 runs chose for fedavg-m, 4 for fedavg, before grids grew.",
         "one: lr is tuned for other methods, and not for fedavg-m.",
     ]
@@ -324,7 +316,7 @@ def test_growth_counts_that_brought_one_of_the_two_best(made, beyond, counted):
     for score in beyond:
         tuned(study, "fedavg", score)
     expected = [] if counted is None else [f"one: {counted} runs chose for fedavg, 4 for fedavg-m."]
-    assert [text for text in studies.unsure(study, study.parts["one"]) if "runs chose" in text] == expected
+    assert [text for text in study_rules.unsure(study, study.parts["one"]) if "runs chose" in text] == expected
 
 
 def test_a_part_from_which_nothing_follows_is_not_a_fault(made, tmp_path):
@@ -333,9 +325,9 @@ def test_a_part_from_which_nothing_follows_is_not_a_fault(made, tmp_path):
     (tmp_path / "results").mkdir()
     text = "".join(json.dumps(line) + "\n" for line in study.results.values())
     (tmp_path / "results" / "one.jsonl").write_text(text)
-    assert faults(study, tmp_path) == ["one: chosen on 2 of 4 rounds (fedavg)."]
+    assert study_rules.faults(study, tmp_path) == ["one: chosen on 2 of 4 rounds (fedavg)."]
     study.parts["one"].section.provisional = "tuned on too few rounds."
-    assert faults(study, tmp_path) == []
+    assert study_rules.faults(study, tmp_path) == []
 
 
 def test_higher_scores_can_be_better(made):
@@ -593,7 +585,7 @@ def test_choices_by_test_data_or_by_seeds_that_count_are_found(made, tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "one.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "results" / "one.json").write_text(json.dumps({"config": {}, "about": {}}))
-    assert faults(study, tmp_path) == [
+    assert study_rules.faults(study, tmp_path) == [
         "one: fedavg, tuning: chosen by test_loss.",
         "one: fedavg, tuning: chosen with the seeds [3, 4], which count.",
         "one: fedavg-m, tuning: chosen with the seeds [3], which count.",
@@ -628,7 +620,7 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     rows = fedax.read(folder).query("column == 'train_loss'")
     assert rows[["part", "method", "seed"]].drop_duplicates().values.tolist() == [[part.name, "fedavg", 3]]
     np.testing.assert_allclose(rows["value"], run.history["train_loss"], rtol=1e-5)
-    assert faults(study, folder) == []
+    assert study_rules.faults(study, folder) == []
     assert (
         "Figure 1, claimed: “Momentum is better.” No pair can be compared yet." in write_page(study, folder).read_text()
     )
@@ -643,14 +635,14 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
             carry_out(study, folder)
         shared.write_text(text)
     part.row("fedavg")["label"] = "FedAvg"  # as another part calls it, with the same job
-    assert faults(study, folder) == []
+    assert study_rules.faults(study, folder) == []
     path = folder / "results" / "one.jsonl"
     good = path.read_bytes()
     path.write_bytes(good.replace(b'"mean":', b'"mean":1'))
     with pytest.raises(DataError, match=r"one\.jsonl, line 1: .*edited"):
-        faults(study, folder)
+        study_rules.faults(study, folder)
     path.write_bytes(b"".join(map(with_digest, path.read_bytes().splitlines(keepends=True))))
-    assert f"one: FedAvg, tuning: its scores are not those of {sweep.folder}." in faults(study, folder)
+    assert f"one: FedAvg, tuning: its scores are not those of {sweep.folder}." in study_rules.faults(study, folder)
 
 
 def test_a_record_names_the_devices_of_all_its_runs(made, tmp_path):

@@ -13,7 +13,6 @@ depend on how many run at the same time. The result of a job is one line of a fi
 
 from fedax.experiments.study.parts import PartSection, Study, StudyPart, read_study, studies
 from fedax.experiments.study.results import record_of, results_of
-from fedax.experiments.study.rules import faults, holes, unsure
 from fedax.experiments.study.running import carry_out
 from fedax.experiments.study.verdicts import (
     Claim,

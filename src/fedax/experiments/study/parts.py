@@ -60,7 +60,7 @@ class PartSection(Section):
     tuned_by: str | None = None
     hold: dict[str, Table] = pydantic.Field(default={})  # method -> {c = "lr^-2"}: settings tied to tuned ones
     printed: Table | None = None  # the paper's grid, as in ``sweep.grid``; {}: it prints none; None: there is no paper
-    holes: dict[str, list[str]] = pydantic.Field(default={})  # method -> known holes of its grid (``rules.holes``)
+    holes: dict[str, list[str]] = pydantic.Field(default={})  # method -> known holes of its grid (docs/study_rules.py)
     unfair: dict[str, str] = pydantic.Field(default={})  # method -> why pairs with it do not count
     scope: str = ""  # what the verdict is limited to, such as "for a network of 2,306 parameters"
     provisional: str = ""  # why no conclusion is drawn from the part
