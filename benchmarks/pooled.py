@@ -4,20 +4,24 @@
 
 Runs are drawn from normal distributions, with an effect of the seed that all methods share, and no difference between
 the methods. A method's residuals have a standard deviation of its own; the pair that is tested is that of the first
-two. The table has how often its p is below 0.05, with the error that fedax takes (:mod:`fedax.experiments.pooled`),
+two. The table has how often its p is below 0.05, with the error that fedax takes (``docs/pooled.py``),
 with that of all methods whatever they are, and with that of the pair alone; and how often fedax takes the pooled one.
 The second table has how often any of many pairs is called different, after Holm's correction: four of ten methods
 against the six others, and five of these against the sixth. It is part of docs/study.md.
 """
 
 import argparse
+import sys
+from pathlib import Path
 
 import numpy as np
 
 from fedax.experiments.chance import gap_of
-from fedax.experiments.pooled import compare, pool_of
 from fedax.experiments.summary import LEVEL
 from fedax.experiments.summary.compared import holm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from docs.pooled import compare, pool_of
 
 SPREADS = {
     "ten alike": [1.0] * 10,

@@ -31,7 +31,7 @@ from fedax.figures import Drawing, curves
 from fedax.figures.drawing import style
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from docs import study_rules
+from docs import pooled, study_rules
 
 HERE = pathlib.Path(__file__).parent / "study"
 FIGURES = HERE / "figures"
@@ -117,7 +117,7 @@ def block(study: Study, name: str, part: str) -> str:
         return "\n".join(lines) + "\n"
     if found and over:
         lines += ["", *_tests(found, column, at), "", *textwrap.wrap(f"**Design.** {studies.design(at)}", 118)]
-        if remark := studies.remark(at, record):
+        if remark := pooled.remark(at, record):
             lines += ["", *textwrap.wrap(f"**Remark.** {remark}", 118)]
     lines += ["", f"![{at.section.shows[0]}: {describe(column).label}](figures/{name}-{part}.svg)"]
     return "\n".join(lines) + "\n"

@@ -1,11 +1,10 @@
-"""The pooled error of methods: which methods share it, its value, its false positives, and the power of a design."""
+"""The pooled error of methods: which methods share it, its value, and its false positives."""
 
 import numpy as np
 import pytest
-from scipy import special, stats
 
+from docs.pooled import Pool, compare, pool_of
 from fedax.experiments.chance import gap_of
-from fedax.experiments.pooled import Pool, compare, least, pool_of
 
 
 def drawn(rng, spreads, seeds, **gaps):
@@ -63,16 +62,3 @@ def test_nothing_is_told_much_more_often_than_said_where_nothing_is():
             values = drawn(rng, spreads, 3)
             p.append(compare(pool_of(values), "a", "b", values)[0].p)
         assert 0.015 < np.mean(np.array(p) < 0.05) < most
-
-
-def test_the_smallest_difference_is_told_with_four_of_five():
-    rng, draws = np.random.default_rng(5), 20_000
-    for seeds, tests in ((3, 1), (10, 1), (5, 6)):
-        size, freedom = least(seeds, tests), seeds - 1
-        gaps = size + rng.normal(size=draws) * np.sqrt(2 / seeds)
-        errors = np.sqrt(2 / seeds * rng.chisquare(freedom, size=draws) / freedom)
-        values = np.abs(gaps / errors) > special.stdtrit(freedom, 1 - 0.025 / tests)
-        assert values.mean() == pytest.approx(0.8, abs=0.012)
-    exact = stats.nct.sf(stats.t.ppf(0.975, 9), 9, least(10) / np.sqrt(2 / 10))
-    assert exact == pytest.approx(0.8, abs=1e-6)
-    assert least(3, 29) > least(3) > least(5)

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 import fedax
-from docs import study_rules
+from docs import pooled, study_rules
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, execute, new_folder, plan
 from fedax.experiments import study as studies
-from fedax.experiments.pooled import least
 from fedax.experiments.runs import MethodRun, Record, finite, read
 from fedax.experiments.study import carry_out, claims, parts, read_study, results_of, verdict, write_page
 from fedax.experiments.study.parts import short
@@ -473,7 +472,6 @@ def test_claims_are_tested_over_the_seeds_that_both_have():
     assert one.low < 0.1 < one.high and one.low > 0
     assert (two.gap, two.result) == (pytest.approx(-0.1), "the other way")
     assert (three.seeds, three.result) == (3, "not told")
-    assert all(claim.pooled == claim.corrected for claim in (one, two, three))  # of two methods with all seeds
     assert verdict([one, two, three]) == "does not hold"  # all of it was claimed
     alone = claims(part_with(("a", "b")), result)[0]
     assert alone.corrected == alone.p == one.p < one.corrected  # of fewer claims
@@ -530,7 +528,7 @@ def test_pairs_are_tested_by_their_own_differences_and_a_pooled_error_is_a_remar
     values["wild"] = 0.5 + seed + np.array([0.2, -0.2, 0.0])
     part = part_with(("a", "b"), ("a", "wild"), labels=values)
     result = claims(part, record(**values))
-    together = studies.pool(part_with(), record(**values))
+    together = pooled.pool_of(values)
     assert together.apart == ("wild",) and together.freedom == 10
     d = values["a"] - values["b"]
     assert result[0].high - result[0].gap == pytest.approx(4.302653 * math.sqrt(d.var(ddof=1) / 3), rel=1e-5)
@@ -538,10 +536,13 @@ def test_pairs_are_tested_by_their_own_differences_and_a_pooled_error_is_a_remar
     assert [claim.p for claim in result] == pytest.approx(paired)
     assert result[0].corrected == pytest.approx(2 * paired[0]) and result[0].result == "not told"
     error = math.sqrt(max(2 * together.variance, d.var(ddof=1)) / 3)
-    assert result[0].pooled == pytest.approx(2 * 2 * stats.t.sf(d.mean() / error, 10)) and result[0].pooled < 0.05
-    remark = studies.remark(part, record(**values))
+    p = 2 * stats.t.sf(d.mean() / error, 10)
+    assert pooled.compare(together, "a", "b", values)[0].p == pytest.approx(p) and p < 0.05 / 2
+    remark = pooled.remark(part, record(**values))
     assert "all methods but wild" in remark and remark.endswith("1 more would be beyond chance: a > b (as claimed).")
-    assert studies.remark(part_with(("a", "b"), labels="ab"), record(a=values["a"], b=values["b"])) == ""
+    many = part_with(*[("a", "b")] * math.ceil(0.05 / p), labels=values)  # p is corrected for all pairs
+    assert pooled.remark(many, record(**values)).endswith("the same pairs are beyond chance.")
+    assert pooled.remark(part_with(("a", "b"), labels="ab"), record(a=values["a"], b=values["b"])) == ""
 
 
 def test_a_conclusion_gives_the_effect_first_and_says_what_does_not_count():
@@ -568,10 +569,23 @@ def test_the_pair_that_decides_is_one_that_is_told_the_other_way():
     assert studies.decisive([]) is None
 
 
+def test_the_smallest_difference_is_told_with_four_of_five():
+    rng, draws = np.random.default_rng(5), 20_000
+    for seeds, tests in ((3, 1), (10, 1), (5, 6)):
+        size, freedom = studies.least(seeds, tests), seeds - 1
+        gaps = size + rng.normal(size=draws) * np.sqrt(2 / seeds)
+        errors = np.sqrt(2 / seeds * rng.chisquare(freedom, size=draws) / freedom)
+        values = np.abs(gaps / errors) > special.stdtrit(freedom, 1 - 0.025 / tests)
+        assert values.mean() == pytest.approx(0.8, abs=0.012)
+    exact = stats.nct.sf(stats.t.ppf(0.975, 9), 9, studies.least(10) / np.sqrt(2 / 10))
+    assert exact == pytest.approx(0.8, abs=1e-6)
+    assert studies.least(3, 29) > studies.least(3) > studies.least(5)
+
+
 def test_what_a_design_can_tell_is_said_before_it_runs():
     text = studies.design(part_with(("a", "b"), ("a", "c"), labels="abcd"))
     assert text.startswith("3 seeds: a pair is told with 80 % if it differs by 4.6 standard deviations of a run,")
-    assert text.endswith(f"against the claim of 2 pairs by {least(3, 2):.2g}.")
+    assert text.endswith(f"against the claim of 2 pairs by {studies.least(3, 2):.2g}.")
     assert studies.design(part_with(labels="ab")) == ""
     part = part_with(("a", "b"), ("a", "c"), labels="abc", unfair={"c": "why"})
     assert "against" not in studies.design(part)

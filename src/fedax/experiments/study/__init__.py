@@ -23,9 +23,9 @@ from fedax.experiments.study.verdicts import (
     design,
     effect,
     fair,
+    least,
     outcome,
-    pool,
-    remark,
+    values_of,
     verdict,
     write_page,
 )

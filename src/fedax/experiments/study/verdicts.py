@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedax.columns import deciding, show
-from fedax.experiments.chance import Gap, gap_of
+from fedax.experiments.chance import gap_of
 from fedax.experiments.config.sections import seeds_of
-from fedax.experiments.pooled import Pool, compare, least, pool_of
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import Path, Record
 from fedax.experiments.study.parts import Study, StudyPart
 from fedax.experiments.study.results import record_of
 from fedax.experiments.summary import LEVEL, holm, metrics, problems
+
+POWER = 0.8  # of a design, at the smallest difference that it is said to detect
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class Claim:
         low, high: the ends of its 95 % confidence interval; not-a-number with one seed.
         p: two-sided, of the paired t-test of this pair only; not-a-number with one seed.
         corrected: p corrected by Holm for all claims of the part.
-        pooled: the same with an error pooled over methods (:mod:`fedax.experiments.pooled`), for a remark.
         seeds: how many seeds both have.
     """
 
@@ -40,21 +40,12 @@ class Claim:
     high: float
     p: float
     corrected: float
-    pooled: float
     seeds: int
 
     @property
     def result(self) -> str:
         """``"as claimed"``, ``"the other way"``, or ``"not told"`` if not significant, by the corrected p."""
-        return self._told(self.corrected)
-
-    @property
-    def pooled_result(self) -> str:
-        """The same by the pooled error."""
-        return self._told(self.pooled)
-
-    def _told(self, p: float) -> str:
-        if not p < LEVEL and not math.isinf(self.gap):
+        if not self.corrected < LEVEL and not math.isinf(self.gap):
             return "not told"
         return "as claimed" if self.gap > 0 else "the other way"
 
@@ -81,18 +72,10 @@ def values_of(part: StudyPart, record: Record) -> dict[str, dict[int, float]]:
     return values
 
 
-def pool(part: StudyPart, record: Record) -> Pool | None:
-    """The pooled error of the methods that have all seeds."""
-    values = values_of(part, record)
-    seeds = sorted(set().union(*values.values()))
-    complete = {label: by_seed for label, by_seed in values.items() if {*by_seed} == {*seeds}}
-    return pool_of({label: np.array([by_seed[seed] for seed in seeds]) for label, by_seed in complete.items()})
-
-
 def claims(part: StudyPart, record: Record) -> list[Claim]:
     """Test each claim of a part by its paired differences, of the means of the last evaluations."""
-    by_label, pooled_error = values_of(part, record), pool(part, record)
-    tested: list[tuple[Claim, Gap | None, float]] = []
+    by_label = values_of(part, record)
+    tested: list[Claim] = []
     for one, other in part.section.claims:
         seeds = [seed for seed in by_label.get(one, {}) if seed in by_label.get(other, {})]
         values = {label: np.array([by_label[label][seed] for seed in seeds]) for label in (one, other) if seeds}
@@ -100,16 +83,14 @@ def claims(part: StudyPart, record: Record) -> list[Claim]:
             gaps = np.subtract(values[one], values[other]) if seeds else np.zeros(0)
         testable = len(gaps) > 1 and bool(np.isfinite(gaps).all())
         gap = gap_of(values[other], values[one]) if testable else None
-        pooled = compare(pooled_error, one, other, values)[0].p if testable else 1.0
         mean = float(gaps.mean()) if len({*np.isfinite(gaps)}) == 1 else math.nan
         low, high = (math.nan, math.nan) if gap is None else gap.interval()
         p = math.nan if gap is None else gap.p
-        tested.append((Claim(one, other, mean, low, high, p, math.nan, math.nan, len(gaps)), gap, pooled))
-    own = holm([1.0 if gap is None else gap.p for _, gap, _ in tested])
-    together = holm([pooled for *_, pooled in tested])
+        tested.append(Claim(one, other, mean, low, high, p, math.nan, len(gaps)))
+    corrected = holm([1.0 if math.isnan(claim.p) else claim.p for claim in tested])
     return [
-        claim if gap is None else replace(claim, corrected=p, pooled=pooled)
-        for (claim, gap, _), p, pooled in zip(tested, own, together, strict=True)
+        claim if math.isnan(claim.p) else replace(claim, corrected=p)
+        for claim, p in zip(tested, corrected, strict=True)
     ]
 
 
@@ -127,7 +108,7 @@ def verdict(tested: Sequence[Claim]) -> str:
 
     Example:
         >>> def claim(gap, p, corrected):
-        ...     return Claim("x", "y", gap, gap - 0.5, gap + 0.5, p, corrected, corrected, 5)
+        ...     return Claim("x", "y", gap, gap - 0.5, gap + 0.5, p, corrected, 5)
         >>> sure, likely, against = claim(1.0, 0.001, 0.003), claim(1.0, 0.04, 0.08), claim(-1.0, 0.01, 0.03)
         >>> verdict([sure, likely]), verdict([sure, against]), verdict([sure, claim(-1.0, 0.04, 0.08)]), verdict([])
         ('holds', 'does not hold', 'cannot be told', 'cannot be told')
@@ -149,13 +130,32 @@ def effect(claim: Claim, column: str) -> str:
     """By how much the first method of a pair is better, in the column's units, with the 95 % interval.
 
     Example:
-        >>> effect(Claim("x", "y", -0.01, -0.03, 0.01, 0.3, 0.3, 0.3, 5), "test_accuracy")
+        >>> effect(Claim("x", "y", -0.01, -0.03, 0.01, 0.3, 0.3, 5), "test_accuracy")
         'x against y -1.00 % (-3.00 % to 1.00 %)'
     """
     if math.isinf(claim.gap):
         return f"{claim.better} against {claim.worse}, which failed" if claim.gap > 0 else f"{claim.better} failed"
     between = "" if math.isnan(claim.low) else f" ({show(column, claim.low)} to {show(column, claim.high)})"
     return f"{claim.better} against {claim.worse} {show(column, claim.gap)}{between}"
+
+
+def least(seeds: int, tests: int = 1, level: float = 0.05) -> float:
+    """The smallest difference that a paired t-test detects with a power of 80 %, in standard deviations of a residual.
+
+    Args:
+        seeds: S ≥ 2 of each method.
+        tests: the number of tests for which a p-value is corrected, by Bonferroni's bound on Holm's correction.
+        level: of the two-sided test.
+
+    Example:
+        >>> round(least(3), 1), round(least(10), 1), round(least(3, tests=29), 1)
+        (4.6, 1.4, 24.9)
+    """
+    from scipy import special
+
+    freedom = seeds - 1
+    critical = special.stdtrit(freedom, 1 - level / tests / 2)
+    return float(special.nctdtrinc(freedom, 1 - POWER, critical) * math.sqrt(2 / seeds))
 
 
 def design(part: StudyPart) -> str:
@@ -173,30 +173,6 @@ def design(part: StudyPart) -> str:
     if pairs > 1:
         text += f", against the claim of {pairs} pairs by {least(seeds, pairs):.2g}"
     return f"{text}."
-
-
-def remark(part: StudyPart, record: Record) -> str:
-    """What an error pooled over methods that spread alike would say of the pairs; no verdict rests on it.
-
-    It is empty where no error is pooled.
-    """
-    together = pool(part, record)
-    if together is None:
-        return ""
-    more: list[str] = []
-    fewer: list[str] = []
-    for claim in fair(part, claims(part, record)):
-        if claim.result != claim.pooled_result:
-            told = claim.pooled_result if claim.result == "not told" else claim.result
-            (more if claim.result == "not told" else fewer).append(f"{claim.better} > {claim.worse} ({told})")
-    spread = show(column_of(part, record), math.sqrt(together.variance))
-    text = f"With an error pooled over all methods{' but ' * bool(together.apart)}{', '.join(together.apart)}, "
-    text += f"a standard deviation of {spread}, "
-    if not more and not fewer:
-        return f"{text}the same pairs are beyond chance."
-    parts = [f"{len(more)} more would be beyond chance: {'; '.join(more)}"] if more else []
-    parts += [f"{len(fewer)} would not: {'; '.join(fewer)}"] if fewer else []
-    return f"{text}{', and '.join(parts)}."
 
 
 def outcome(study: Study, folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The error of a difference, pooled over methods, and the smallest difference that a design can detect.
+"""The error of a difference, pooled over methods, and what it would say of the pairs of a part of a study.
 
 The value of method m with seed s is the method's mean, plus an effect of the seed on all methods, plus a residual.
 With three seeds the difference of two methods has an error with two degrees of freedom, so that only huge differences
@@ -16,14 +16,17 @@ few seeds they still miss some unequal variances; ``python benchmarks/pooled.py`
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedax.columns import show
 from fedax.experiments.chance import Gap, gap_of
+from fedax.experiments.runs import Record
+from fedax.experiments.study import StudyPart, claims, column_of, fair, values_of
+from fedax.experiments.summary import holm
 
 DOUBT = 0.2  # the level of the tests for unequal spreads
-POWER = 0.8
 LEAST_METHODS = 4  # with fewer, a method that spreads more cannot be recognised by its residuals
 
 
@@ -107,24 +110,36 @@ def compare(pool: Pool | None, one: str, other: str, values: Mapping[str, np.nda
     return Gap(paired.mean, math.sqrt(max(pair_variance, pooled_variance) / seeds), pool.freedom), True
 
 
-def least(seeds: int, tests: int = 1, level: float = 0.05) -> float:
-    """The smallest difference that a paired t-test detects with a power of 80 %, in standard deviations of a residual.
+def remark(part: StudyPart, record: Record) -> str:
+    """What an error pooled over methods that spread alike would say of the pairs; no verdict rests on it.
 
-    Args:
-        seeds: S ≥ 2 of each method.
-        tests: the number of tests for which a p-value is corrected, by Bonferroni's bound on Holm's correction.
-        level: of the two-sided test.
-
-    Example:
-        >>> round(least(3), 1), round(least(10), 1), round(least(3, tests=29), 1)
-        (4.6, 1.4, 24.9)
+    It is empty where no error is pooled.
     """
-    from scipy import special
-
-    freedom = seeds - 1
-    critical = special.stdtrit(freedom, 1 - level / tests / 2)
-    low, high = 0.0, 10.0 * critical + 10.0
-    for _ in range(60):  # the power grows with the difference
-        middle = (low + high) / 2
-        low, high = (low, middle) if special.nctdtr(freedom, middle, critical) < 1 - POWER else (middle, high)
-    return float(high * math.sqrt(2 / seeds))
+    by_label = values_of(part, record)
+    seeds = sorted(set().union(*by_label.values()))
+    values = {label: np.array([of[seed] for seed in seeds]) for label, of in by_label.items() if {*of} == {*seeds}}
+    pool = pool_of(values)
+    if pool is None:
+        return ""
+    tested, p = claims(part, record), []
+    for claim in tested:
+        if {claim.better, claim.worse} <= {*pool.labels}:
+            p.append(compare(pool, claim.better, claim.worse, values)[0].p)
+        else:
+            p.append(1.0 if math.isnan(claim.p) else claim.p)
+    more: list[str] = []
+    fewer: list[str] = []
+    counted = fair(part, tested)
+    for claim, corrected in zip(tested, holm(p), strict=True):
+        pooled = replace(claim, corrected=corrected).result
+        if claim in counted and claim.result != pooled:
+            told = pooled if claim.result == "not told" else claim.result
+            (more if claim.result == "not told" else fewer).append(f"{claim.better} > {claim.worse} ({told})")
+    spread = show(column_of(part, record), math.sqrt(pool.variance))
+    text = f"With an error pooled over all methods{' but ' * bool(pool.apart)}{', '.join(pool.apart)}, "
+    text += f"a standard deviation of {spread}, "
+    if not more and not fewer:
+        return f"{text}the same pairs are beyond chance."
+    parts = [f"{len(more)} more would be beyond chance: {'; '.join(more)}"] if more else []
+    parts += [f"{len(fewer)} would not: {'; '.join(fewer)}"] if fewer else []
+    return f"{text}{', and '.join(parts)}."
