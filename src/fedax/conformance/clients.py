@@ -21,13 +21,9 @@ def check_relabelling(problem: TestProblem) -> str:
     cohorts = [[int(place[i]) for i in reversed(cohort)] for cohort in COHORTS]
     hint = "use no client's place: of round.weights and round.steps take sums and means, no single entry"
     given = {"examples": rows, "weights": WEIGHTS[_ORDER], "cohorts": cohorts}
-
-    def compared() -> str:
-        what = "clients in another order"
-        problem.compare(f"equal steps, {what}", problem.known, problem.model(**given, steps=3), hint)
-        return problem.compare(what, problem.base, problem.model(**given, steps=STEPS[_ORDER]), hint)
-
-    return problem.unless_random(compared)
+    what = "clients in another order"
+    problem.alike(f"equal steps, {what}", problem.known, problem.model(**given, steps=3), hint)
+    return problem.alike(what, problem.base, problem.model(**given, steps=STEPS[_ORDER]), hint)
 
 
 def check_splitting(problem: TestProblem) -> str:
@@ -41,8 +37,7 @@ def check_splitting(problem: TestProblem) -> str:
         "number of clients; what a client sends must not be scaled by it"
     )
     given = {"examples": rows, "weights": weights, "steps": STEPS[which], "cohorts": cohorts}
-    compared = lambda: problem.compare("one client as two", problem.base, problem.model(**given), hint)  # noqa: E731
-    return problem.unless_random(compared)
+    return problem.alike("one client as two", problem.base, problem.model(**given), hint)
 
 
 def _six(problem: TestProblem) -> dict[str, Any]:
@@ -57,9 +52,7 @@ def _six(problem: TestProblem) -> dict[str, Any]:
 
 def check_weight_zero(problem: TestProblem) -> str:
     hint = "its upload is in the mean with weight 0: count no clients, and weigh everything by round.weights"
-    return problem.unless_random(
-        lambda: problem.compare("with such a client", problem.base, problem.model(**_six(problem)), hint)
-    )
+    return problem.alike("with such a client", problem.base, problem.model(**_six(problem)), hint)
 
 
 def check_unequal_steps(problem: TestProblem) -> str:
@@ -71,7 +64,7 @@ def check_unequal_steps(problem: TestProblem) -> str:
     steps = np.array([3, 3, 3, 3, 3, 1])  # the sixth has weight 0
     traced = problem.model(**_six(problem) | {"steps": steps})
     hint = "oracle.steps is a number or a traced one: loop by fedax.local_steps"
-    text = problem.unless_random(lambda: problem.compare("τ = 3 compiled in, and given", problem.known, traced, hint))
+    text = problem.alike("τ = 3 compiled in, and given", problem.known, traced, hint)
     if problem.all_clients:
         return text
     gradients = {}
@@ -107,7 +100,7 @@ def check_identical_clients(problem: TestProblem) -> str:
     one = {name: leaf[:1] for name, leaf in rows.items()}
     single = problem.model(examples=one, weights=np.ones(1), **FULL | {"cohorts": [[0]] * 6})
     hint = "the server has to use the mean of the uploads, not their sum"
-    return problem.unless_random(lambda: problem.compare("five and one", single, five, hint))
+    return problem.alike("five and one", single, five, hint)
 
 
 def check_chunks(problem: TestProblem) -> str:

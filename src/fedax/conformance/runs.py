@@ -234,7 +234,7 @@ _E = np.array([[1.0, 2.0], [-2.0, 0.5], [3.0, -1.0]])
 _H = np.array([[[0.5, 0.2], [0.2, 0.9]], [[0.8, -0.2], [-0.2, 0.6]], [[1.0, 0.0], [0.0, 0.4]]])  # no common axes
 
 
-def _ends(problem: TestProblem, method: Algorithm, steps: Any) -> float:
+def _ends(method: Algorithm, steps: Any) -> float:
     """How far from the optimum of F the method ends, as a share of how far the clients' optima are apart."""
     data = FederatedData({"H": _H, "e": _E}, np.ones(3, int), _P)
     options: dict[str, Any] = {"params": np.zeros(2), "rounds": 20_000, "evaluate_every": 20_000}
@@ -256,7 +256,7 @@ def check_optimum(problem: TestProblem) -> str:
         raise NotPromised(
             "its theorems are about local steps that are linear in the gradients, which its solver's are not"
         )
-    far = _ends(problem, problem.method, 3 if problem.equal or exact == "equal steps" else _TAU)
+    far = _ends(problem.method, 3 if problem.equal or exact == "equal steps" else _TAU)
     text = f"{far:.1e} of the clients' spread from the optimum after 20,000 rounds"
     if not far < 1e-6:
         hint = "the fixed point is another one: see what is weighted by p_i and what by the number of clients"
@@ -276,7 +276,7 @@ def check_drift(problem: TestProblem) -> str:
 
     def ends(factor: float) -> float:
         leaves = [leaf * factor if jax.tree_util.keystr(at).endswith(".lr") else leaf for at, leaf in with_paths]
-        return _ends(problem, jax.tree.unflatten(structure, leaves), 3 if problem.equal else _TAU)
+        return _ends(jax.tree.unflatten(structure, leaves), 3 if problem.equal else _TAU)
 
     one, half = ends(1.0), ends(0.5)
     text = f"{one:.1e} and with half of lr {half:.1e} of the clients' spread from the optimum"

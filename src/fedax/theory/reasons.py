@@ -110,7 +110,7 @@ def drift(case: Case) -> str:
             "without drift to compare with. Compare with a run of fewer local steps."
         )
     which_steps = "the local steps" if view.own_steps else f"local steps of plain SGD at {shown(f.lr)}"
-    takes = [_effect_on_descent(case, point) for point in f.points]
+    takes = [_effect_on_descent(point) for point in f.points]
     text = f"Client drift: because {which_steps} leave the model and clients are unlike, the mean update {takes[-1]}"
     text += f" ({takes[0]} at the first model)" if len(takes) > 1 else ""
     low, high = x.drift_cost_range
@@ -135,7 +135,7 @@ def drift(case: Case) -> str:
     return f"{text}drift does not harm here{'' if gains else ', and control variates would gain nothing that shows'}."
 
 
-def _effect_on_descent(case: Case, x: Point) -> str:
+def _effect_on_descent(x: Point) -> str:
     descent, free = x.descent or 0.0, x.free_descent or 0.0
     if not free > 0:
         return "no longer lowers the loss, with drift or without"
