@@ -4,15 +4,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedax.columns import TRAIN, deciding, describe
 from fedax.data import FederatedData
 from fedax.engine.saved import read_model
 from fedax.experiments import summary
+from fedax.experiments.clients import finite_model
 from fedax.experiments.config.experiment import Experiment, within_deadline
-from fedax.experiments.runs import MethodRun, Record, finite, said, slug, write_json
+from fedax.experiments.runs import MethodRun, Record, finite, model_path, said, write_json
 from fedax.theory import diagnose
 from fedax.theory.advice import MOST
 
@@ -47,9 +47,9 @@ def diagnose_run(
         ends = {each.seed: float(each.history[_column(each)][-1]) for each in record.of(label)}
         models, missing = {}, []
         for seed in sorted(run["seeds"], key=lambda seed: ends.get(seed, np.inf)):  # the worst end is looked at last
-            path = record.folder / "models" / f"{slug(label)}-seed{seed}.safetensors"
+            path = model_path(record.folder, label, seed)
             model = read_model(path, form, said(record.folder, path)) if path.is_file() else None
-            if model is not None and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):
+            if model is not None and finite_model(model):
                 models[seed] = experiment.task.part_of(model)
             else:
                 missing.append(seed)
@@ -121,7 +121,7 @@ def why(record: Record) -> str:
     lost = [m.label for m in problem.methods if m.label in diagnoses and m.status != "finished"]
     if lost:
         be = "is" if len(lost) == 1 else "are"
-        text = f"{_and(lost)} did not come to a good end with every seed, and {be} not to be taken so. "
+        text = f"{summary.listed(lost)} did not come to a good end with every seed, and {be} not to be taken so. "
     if len(problem.methods) == 1:
         return text + str(diagnosis["verdict"])
     if summary.alone_is_better(problem) and not chosen.has_personal:
@@ -163,10 +163,6 @@ def _reworded(text: str, method: str = "") -> str:
     if rest.startswith(": "):
         return rest[2].upper() + rest[3:]
     return f"Run it {rest.removeprefix(',').strip()}"
-
-
-def _and(labels: Sequence[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}" if labels else ""
 
 
 def rows(methods: Sequence[DiagnosisTable]) -> list[tuple[str, list[str]]]:
@@ -215,7 +211,7 @@ def advice(methods: Sequence[DiagnosisTable]) -> list[tuple[str, list[str]]]:
             labels_of.setdefault(sentence, []).append(method["label"])
     groups: dict[str, list[str]] = {}
     for sentence, labels in labels_of.items():
-        groups.setdefault(_and(labels), []).append(sentence)
+        groups.setdefault(summary.listed(labels), []).append(sentence)
     return [*groups.items()]
 
 
@@ -227,7 +223,7 @@ def unknown(methods: Sequence[DiagnosisTable]) -> list[str]:
 def where(methods: Sequence[DiagnosisTable]) -> str:
     """The names of the models at which quantities were measured."""
     names = list(dict.fromkeys(name for method in methods for name in method["models"]))
-    return _and(names)
+    return summary.listed(names)
 
 
 def _steps(low: int, high: int) -> str:

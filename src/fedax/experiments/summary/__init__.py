@@ -28,6 +28,7 @@ from fedax.experiments.summary.words import (
     described,
     judged,
     legend,
+    listed,
     recommendation,
     spending,
     verdict,

@@ -297,7 +297,7 @@ def _name(column: str) -> str:
 
 def _few(names: Sequence[str]) -> str:
     """The first of some names."""
-    return _list(names) if len(names) <= _SHOWN + 1 else f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
+    return listed(names) if len(names) <= _SHOWN + 1 else f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -310,7 +310,7 @@ def _coverage(problem: ProblemResults) -> list[str]:
     config = problem.records[0].config
     covered = problem.covered or chance.covered(config, str(problem.judge), examples=False, clients=0)
     times = f"{len(problem.seeds)} {'splits' if chance.SPLIT in covered else 'seeds'}"
-    sentences = [f"Intervals and p cover chance in {_list(covered)}: {_test_of(problem)} over {times}{correct}."]
+    sentences = [f"Intervals and p cover chance in {listed(covered)}: {_test_of(problem)} over {times}{correct}."]
     data, part = config["data"], chance.part_of(problem.judge)
     if not problem.sure:
         hint = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
@@ -349,8 +349,10 @@ def _failures(problem: ProblemResults) -> list[str]:
     return sentences
 
 
-def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def listed(names: Sequence[str]) -> str:
+    """Names as in a sentence: "a", "a and b", "a, b and c"."""
+    *first, last = names or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def legend(problem: ProblemResults) -> list[str]:
@@ -363,13 +365,13 @@ def legend(problem: ProblemResults) -> list[str]:
     sentences = [f"After {at_most}{rounds} round{'s' * (rounds != 1)}{spread}."]
     if problem.left_out:
         rest = "; ".join(f"{', '.join(map(str, seeds))} of {label}" for label, seeds in problem.left_out.items())
-        counted = f"seed{'s' * (len(problem.seeds) > 1)} {_list([*map(str, problem.seeds)])}"
+        counted = f"seed{'s' * (len(problem.seeds) > 1)} {listed([*map(str, problem.seeds)])}"
         sentences.append(f"Only seeds that all methods have are counted ({counted}), not {rest}.")
     column = "" if problem.judge is None else describe(problem.judge).label
     if problem.judge is not None:
         sentences.append(f"Judged by {column} ({problem.better} is better).")
     if personal := [m.label for m in problem.methods if m.personal]:
-        sentences.append(f"Of {_list(personal)} all figures are those of personal models.")
+        sentences.append(f"Of {listed(personal)} all figures are those of personal models.")
     if tuned := problem.records[0].about.get("tuned"):
         sentences.append(f"Learning rates are {rates(tuned)}.")
     if problem.star is not None:
@@ -403,7 +405,7 @@ def spending(problem: ProblemResults) -> list[str]:
                 last = max(int(run.history["round"][-1]) for run in m.runs if run.spent)
                 text += f"; the budget ended the run after round {last} of {ends}"
             labels_by_text.setdefault(text, []).append(m.label)
-    sentences = [f"{_list(labels)}: {text}." for text, labels in labels_by_text.items()]
+    sentences = [f"{listed(labels)}: {text}." for text, labels in labels_by_text.items()]
     for record in problem.records:
         sentences += [sentence for sentence in weaknesses(record) if sentence not in sentences]
     if labels_by_text and problem.records[0].config["privacy"].get("noise_seed") is not None:
@@ -419,7 +421,7 @@ def weaknesses(record: Record) -> list[str]:
     sentences = [f"{text[0].upper()}{text[1:]}." for text in texts if text]
     if none := [m.label for m in found if m.epsilon == 0]:
         what = "epsilon = 0 does not say that nothing is revealed: what is, has a probability of at most delta"
-        sentences.append(f"{_list(none)}: {what}.")
+        sentences.append(f"{listed(none)}: {what}.")
     return sentences
 
 
