@@ -2,6 +2,7 @@
 
 import html
 import re
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,15 +57,8 @@ def _latex(sheet: Sheet) -> str:
 
 def _wrapped(head: str, side: str) -> str:
     """A head of several words, broken into lines."""
-    lines, last = [], ""
-    for word in head.split(" "):
-        if last and len(last) + len(word) > 12:
-            lines.append(last)
-            last = word
-        else:
-            last = f"{last} {word}".strip()
-    lines.append(last)
-    if len(lines) == 1:
+    lines = textwrap.wrap(head, 13, break_long_words=False, break_on_hyphens=False)
+    if len(lines) < 2:
         return tex(head)
     text = r" \\ ".join(map(tex, lines))
     return f"\\begin{{tabular}}[b]{{@{{}}{side}@{{}}}}{text}\\end{{tabular}}"
