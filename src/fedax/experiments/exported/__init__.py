@@ -5,7 +5,6 @@ import importlib
 import inspect
 import io
 import json
-import shutil
 import tempfile
 from typing import Any, Literal, get_args
 
@@ -76,15 +75,12 @@ def export(source: str | Path, to: Form, out: str | Path | None = None) -> Path:
         "model.py": _alone(_program(to)).encode(),
     } | {"numpy": _numpy, "sklearn": _sklearn, "onnx": _onnx}[to](layers, labels)
     try:
-        made = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=WRITING))
-        try:
+        with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=WRITING) as scratch:
+            made = Path(scratch) / "made"
+            made.mkdir()
             for name, content in files.items():
                 (made / name).write_bytes(content)
-            made.chmod(0o755)
             made.rename(folder)
-        except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
-            raise
     except OSError as error:
         raise ConfigError("out", str(folder), f"cannot be written ({error.strerror}); name another") from error
     return folder
