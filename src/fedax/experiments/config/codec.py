@@ -266,7 +266,7 @@ class _PrivacyCodec(ArgumentsCodec):
         return self.make(**{**given, "adaptive": adaptive})
 
 
-class _ClockCodec:
+class _ClockCodec(ArgumentsCodec):
     """The clock: its arguments, which may replace those of a preset or of a trace, a file."""
 
     def read(self, field: str, given: Any) -> fedax.Clock:
@@ -281,9 +281,6 @@ class _ClockCodec:
             read = fedax.Clock.from_csv if trace.endswith(".csv") else fedax.Clock.from_json
             base = within(field, lambda: read(trace)).arguments()
         return fedax.Clock.of(base | arguments)
-
-    def write(self, part: Any) -> Table:
-        return ArgumentsCodec(fedax.Clock, brief=True).write(part)
 
 
 class _PaceCodec(ArgumentsCodec):
@@ -326,7 +323,7 @@ class _PlainCodec:
         return setting(part)
 
 
-CLOCK = _ClockCodec()
+CLOCK = _ClockCodec(fedax.Clock, brief=True)
 PACE = _PaceCodec(fedax.Async, brief=True)
 ADAPTIVE = ArgumentsCodec(fedax.AdaptiveClip)
 PARTICIPATIONS = _ParticipationCodec(PARTICIPATION, "kind")

@@ -520,9 +520,8 @@ def _check_clients(made: CheckedSettings, census: Census, sizes: Sequence[Any], 
         within("run.faults", lambda: faults.of(census.num_clients))
 
 
-def settings_of(sections: ExperimentSection, code: own.Code | None = None) -> CheckedSettings:
+def settings_of(sections: ExperimentSection, code: own.Code) -> CheckedSettings:
     names = labels(sections.methods)
-    code = code or own.configured(False)
     pairs = [codec.method_of(section, label, code) for section, label in zip(sections.methods, names, strict=True)]
     work, work_config = codec.WORKS.bind("work", dict(sections.work))
     participation, participation_config = codec.PARTICIPATIONS.bind("participation", dict(sections.participation))
