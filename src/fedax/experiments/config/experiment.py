@@ -292,35 +292,19 @@ def build_all(
         assert isinstance(data, fedax.FederatedData) and data.unseen is not None
         numbers = one_by_one(first.run, data.num_clients + data.unseen.test.num_clients)
         settings, seeds = [made.with_run(seeds=numbers, split_seeds=True) for made in settings], numbers
-    elif (
-        whole is not None and first.data.split and first.run.split_seeds is None and repeats(first, whole, task, fleet)
-    ):
+    elif first.run.split_seeds is None and repeats(first, whole, task, fleet):
         numbers = [*range(usual_seeds(repeated=True))] if first.run.seeds is None else settings[0].run["seeds"]
         settings = [made.with_run(seeds=numbers, split_seeds=True) for made in settings]
-        assert whole is not None
+        assert whole is not None and first.data.split is not None
         if (seeds := settings[0].run["seeds"])[0]:
             data, val, test = parts_of(whole, test, split_of_seed(first.data.split, seeds[0]))
     elif first.run.seeds is None and first.data.split is not None and data_config["name"] in OWN_TABLES:
         number = usual_seeds(repeated=False, methods=len(first.methods))
         settings = [made.with_run(seeds=[*range(number)]) for made in settings]
-    sizes = [data.sizes]
-    if isinstance(data, fedax.FederatedData):
-        data.check(task)
-    split: fedax.FederatedData | Census
-    for seed in seeds[1:]:
-        if whole is not None and first.data.split is not None:
-            split = parts_of(whole, test, split_of_seed(first.data.split, seed))[0]
-        else:
-            split = deal(of_seed(first.data, seed), fleet).data
-        if isinstance(split, fedax.FederatedData):
-            split.check(task)
-        sizes.append(split.sizes)
     if "seed" in data_config:
         data_config["seed"] = first.data.seed
     if first.data.split is not None:
         data_config["split"]["seed"] = first.data.split.seed
-    for made in settings:
-        _check_clients(made, census, sizes, fleet)
     resolved = {"name": first.name or data_config["name"], "data": data_config, "task": task_config}
     common = (data, val, test, class_names(data), task)
     initial = {} if start is None else {"params": start}
@@ -341,6 +325,14 @@ def build_all(
         )
         for made in settings
     ]
+    sizes = []
+    for seed in seeds:
+        split = experiments[0].split(seed)[0]
+        if isinstance(split, fedax.FederatedData):
+            split.check(task)
+        sizes.append(split.sizes)
+    for made in settings:
+        _check_clients(made, census, sizes, fleet)
     if (judge := first.run.judge) is not None:
         configs = [each.config for each in experiments]
         if judge in _measured(experiments) and judge not in (known := columns(experiments)):
