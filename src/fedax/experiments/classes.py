@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors
 
 import fedax
 from fedax.contract.personal import has_personal
@@ -21,8 +20,8 @@ from fedax.engine.saved import Model, read_model
 from fedax.errors import DamagedWarning
 from fedax.experiments.clients import finite_model, record_left_out
 from fedax.experiments.config.experiment import Experiment
-from fedax.experiments.runs import Record, model_path, said
-from fedax.files import damage, regular, slug
+from fedax.experiments.runs import Record, model_path, said, tensors_of
+from fedax.files import slug
 from fedax.metrics import AUC, CalibrationError
 from fedax.metrics.base import classes_of, fitting, of_two
 from fedax.metrics.ranking import edges
@@ -234,13 +233,8 @@ def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
 
 def read(folder: Path, label: str, seed: int) -> Decisions | None:
     """The decisions of a run; ``None`` if the file is missing or cannot be used."""
-    path = path_of(folder, label, seed)
-    try:
-        if not path.is_file() or regular(path) > _MOST_BYTES or damage(path, said(folder, path)) is not None:
-            return None
-        with safetensors.safe_open(path, framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in Decisions._fields}
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+    tensors = tensors_of(folder, path_of(folder, label, seed), _MOST_BYTES)
+    if not tensors.keys() >= {*Decisions._fields}:
         return None
     found = Decisions(float(tensors["threshold"]), *(tensors[name] for name in Decisions._fields[1:]))
     square = found.confusion.ndim == 2 and found.confusion.shape[0] == found.confusion.shape[1] >= 2

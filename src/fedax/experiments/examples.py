@@ -1,12 +1,11 @@
 """The loss and metrics of a run's final model at each held-out example: files in the run folder, for the tests."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors
 
 import fedax
 from fedax.engine import by_client
@@ -18,8 +17,8 @@ from fedax.experiments.chance import part_of, redrawn
 from fedax.experiments.clients import finite_model, whole_task
 from fedax.experiments.config.experiment import Experiment, columns
 from fedax.experiments.defaults import judge
-from fedax.experiments.runs import model_path, said
-from fedax.files import damage, regular, slug
+from fedax.experiments.runs import model_path, said, tensors_of
+from fedax.files import slug
 
 ALL = "all"  # in files of all measures; those of earlier versions have the one that decided
 _MOST_BYTES = 1 << 30
@@ -90,24 +89,13 @@ def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
 
 def names(folder: Path, label: str, seed: int) -> set[str]:
     """The columns whose values a run has at single examples; empty if the file is missing or cannot be used."""
-    path = path_of(folder, label, seed)
-    try:
-        if not path.is_file() or regular(path) > _MOST_BYTES or damage(path, said(folder, path)) is not None:
-            return set()
-        with safetensors.safe_open(path, framework="numpy") as file:
-            return {*file.keys()} - {"sizes"}
-    except (OSError, ValueError, safetensors.SafetensorError):
-        return set()
+    return {*tensors_of(folder, path_of(folder, label, seed), _MOST_BYTES)} - {"sizes"}
 
 
 def read(folder: Path, label: str, seed: int, column: str) -> ExampleValues | None:
     """The values of a run; ``None`` if the file is missing or cannot be used."""
-    if column not in names(folder, label, seed):
-        return None
-    try:
-        with safetensors.safe_open(path_of(folder, label, seed), framework="numpy") as file:
-            tensors: Mapping[str, np.ndarray] = {name: file.get_tensor(name) for name in (column, "sizes")}
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+    tensors = tensors_of(folder, path_of(folder, label, seed), _MOST_BYTES)
+    if not tensors.keys() >= {column, "sizes"}:
         return None
     values, sizes = tensors[column], tensors["sizes"]
     well_formed = values.ndim == sizes.ndim == 1 and values.dtype.kind == "f" and sizes.dtype.kind == "i"
@@ -120,3 +108,12 @@ def read(folder: Path, label: str, seed: int, column: str) -> ExampleValues | No
     ):
         return None
     return ExampleValues(values.astype(float), sizes) if np.isfinite(values).all() else None
+
+
+def mean_of(folder: Path, label: str, seeds: Iterable[int], column: str) -> ExampleValues | None:
+    """The means over the runs with some seeds; ``None`` unless all have values, of clients of the same sizes."""
+    stored = [read(folder, label, seed, column) for seed in seeds]
+    known = [each for each in stored if each is not None]
+    if not known or len(known) < len(stored) or any(list(each.sizes) != list(known[0].sizes) for each in known):
+        return None
+    return ExampleValues(np.mean([each.values for each in known], axis=0), known[0].sizes)

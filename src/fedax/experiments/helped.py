@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import safetensors.numpy
 
 import fedax
 from fedax.columns import PERSONAL, Direction, better, describe, show
@@ -43,10 +42,11 @@ from fedax.experiments.runs import (
     model_path,
     read_json,
     said,
+    tensors_of,
     write_json,
 )
 from fedax.experiments.statistics import Paired, paired
-from fedax.files import damage, regular, slug
+from fedax.files import slug
 from fedax.numbers import check_number
 from fedax.sites.protocol.site import whole_task
 
@@ -395,17 +395,12 @@ def keep(
 
 def kept(folder: Path, label: str, seed: int) -> Measured | None:
     """What :func:`keep` wrote; ``None`` if it is missing or cannot be used."""
-    path = _kept_path(folder, label, seed)
-    try:
-        if regular(path) > _MOST_BYTES or damage(path, said(folder, path)) is not None:
-            return None
-        found = Measured({}, {}, {})
-        for name, leaf in safetensors.numpy.load_file(path).items():
-            kind, _, column = name.partition("/")
-            found._asdict()[kind][column] = leaf
-        return found
-    except (OSError, ValueError, KeyError, DataError, safetensors.SafetensorError):
-        return None
+    tensors = tensors_of(folder, _kept_path(folder, label, seed), _MOST_BYTES)
+    found = Measured({}, {}, {})
+    for name, leaf in tensors.items():
+        kind, _, column = name.partition("/")
+        found._asdict()[kind][column] = leaf
+    return found if tensors else None
 
 
 def _kept_path(folder: Path, label: str, seed: int) -> Path:

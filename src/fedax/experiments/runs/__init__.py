@@ -30,7 +30,7 @@ What is read back says what it is and of which run, under a digest (:func:`fedax
 examples, and all JSON. about.json holds the digest of config.toml, and summary.json those of the tables of clients.
 """
 
-from fedax.experiments.runs.files import SEAL, AnyTable, FineTuned, read_json, run_of, said, unsealed
+from fedax.experiments.runs.files import SEAL, AnyTable, FineTuned, read_json, run_of, said, tensors_of, unsealed
 from fedax.experiments.runs.folder import (
     ARRIVALS,
     FINE_TUNED,

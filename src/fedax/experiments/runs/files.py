@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 import pydantic
+import safetensors.numpy
 
 from fedax.data import Overview
 from fedax.data.formats import parse_json
@@ -95,6 +97,16 @@ def said(folder: Path, path: Path) -> str:
     """What a file of a run folder says that it is: its place in the folder, and the run."""
     run = _run(folder)
     return path.relative_to(folder).as_posix() + f" of run {run}" * (run != "")
+
+
+def tensors_of(folder: Path, path: Path, most: int) -> dict[str, np.ndarray]:
+    """The tensors in a file of a run folder; empty if it is missing, has more than ``most`` bytes, or is damaged."""
+    try:
+        if regular(path) > most or damage(path, said(folder, path)) is not None:
+            return {}
+        return safetensors.numpy.load_file(path)
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+        return {}
 
 
 def row_of(folder: Path) -> str:

@@ -186,17 +186,7 @@ class Method:
         """The values of held-out examples, means over the seeds; ``None`` unless all seeds have them."""
         if self.folder is None or self.column(column).endswith(PERSONAL):  # stored are those of shared models
             return None
-        stored = [examples.read(self.folder, self.label_in_folder, run.seed, column) for run in self.runs]
-        available = [values_of_seed for values_of_seed in stored if values_of_seed is not None]
-        if (
-            not available
-            or len(available) < len(stored)
-            or any(list(values_of_seed.sizes) != list(available[0].sizes) for values_of_seed in available)
-        ):
-            return None
-        return examples.ExampleValues(
-            np.mean([values_of_seed.values for values_of_seed in available], axis=0), available[0].sizes
-        )
+        return examples.mean_of(self.folder, self.label_in_folder, [run.seed for run in self.runs], column)
 
     @property
     def epsilon(self) -> float | None:

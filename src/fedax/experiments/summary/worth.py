@@ -148,9 +148,7 @@ def over_clients(record: Record, label: str, figure: str, shared: bool = False) 
 
 def _examples(record: Record, label: str, column: str, table: clients.ClientTable) -> dict[str, np.ndarray] | None:
     """Client -> the values of its test examples, means over the seeds; ``None`` where they are not stored."""
-    stored = [examples.read(record.folder, label, seed, column) for seed in record.config["run"]["seeds"]]
-    known = [each for each in stored if each is not None and list(each.sizes) == list(table.sizes)]
-    if not known or len(known) < len(stored):
+    found = examples.mean_of(record.folder, label, record.config["run"]["seeds"], column)
+    if found is None or not np.array_equal(found.sizes, table.sizes):
         return None
-    values = np.mean([each.values for each in known], axis=0)
-    return dict(zip(table.names, np.split(values, np.cumsum(table.sizes)[:-1]), strict=True))
+    return dict(zip(table.names, np.split(found.values, np.cumsum(table.sizes)[:-1]), strict=True))
