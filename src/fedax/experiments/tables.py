@@ -122,7 +122,7 @@ def read(folder: str | pathlib.Path, *more: str | pathlib.Path) -> "pandas.DataF
 
 def _of_study(folder: pathlib.Path) -> "pandas.DataFrame":
     """The rows of a study; of a method that was run at several settings those of the last."""
-    from fedax.experiments.study.results import lines_of  # which imports this
+    from fedax.experiments.study.results import floats, lines_of  # which imports this
 
     lines: dict[tuple[str, str, int], dict[str, Any]] = {}
     for part, line in lines_of(folder):
@@ -131,11 +131,7 @@ def _of_study(folder: pathlib.Path) -> "pandas.DataFrame":
     if not lines:
         raise ConfigError("folder", str(folder), "no run of this study has ended yet; wait for the first")
     named = (({"part": part} | _names(label, seed, {}), history) for (part, label, seed), history in lines.items())
-    return tidy((names, _floats(history)) for names, history in named)
-
-
-def _floats(history: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
-    return {name: np.array([math.nan if x is None else x for x in values]) for name, values in history.items()}
+    return tidy((names, floats(history)) for names, history in named)
 
 
 def _row(problem: ProblemResults, m: Method, aim: Target | None, confidence: float) -> dict[str, Any]:

@@ -107,6 +107,11 @@ def _all_columns(history: Table) -> Table:
     }
 
 
+def floats(history: Table) -> dict[str, np.ndarray]:
+    """The columns of a history; what was not finite is not-a-number."""
+    return {name: np.array([math.nan if x is None else x for x in values]) for name, values in history.items()}
+
+
 def _read_shared(path: Path) -> Table:
     """What :func:`_keep_shared` wrote."""
     try:
@@ -158,13 +163,9 @@ def record_of(study: Study, part: StudyPart, folder: Path) -> Record | None:
             line = study.results.get(study.run(part, label, seed, point).key)
             if line is None:
                 continue
-            history = {
-                name: np.array([math.nan if value is None else value for value in values])
-                for name, values in line["history"].items()
-            }
             versions = line["versions"]
             devices.add(line["device"])
-            runs.append(MethodRun(label, line["method"], seed, line["status"], history))
+            runs.append(MethodRun(label, line["method"], seed, line["status"], floats(line["history"])))
             if label not in [row["label"] for row in rows]:
                 rows.append({"label": label, **line["settings"]})
     if not runs:
