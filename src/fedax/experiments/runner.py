@@ -13,7 +13,6 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import fedax
@@ -69,13 +68,12 @@ from fedax.experiments.runs import (
     slug,
     write_json,
 )
-from fedax.federation.work import Work
 from fedax.files import write_atomic
-from fedax.programs import compiled
 from fedax.progress import show_progress
 from fedax.sites.protocol.messages import Transport
 from fedax.sites.protocol.side_by_side import side_by_side
 from fedax.sites.protocol.train import train
+from fedax.theory.surrogate import draw_steps
 from fedax.tracking import Tracker
 
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
@@ -86,7 +84,6 @@ _SPLIT = ("data", "val", "test")  # as options name them
 _TOGETHER = 32  # the most runs over nodes that share messages
 _MESSAGE = 1 << 25  # the most bytes of their models together; larger messages are limited by bandwidth, not by latency
 _SHARE = 16  # the splits of all seeds are kept side by side if they take at most 1/16 of the device's memory
-_DRAWS = 50  # rounds for which local work is drawn, to show its spread
 
 
 def execute(
@@ -722,13 +719,7 @@ def _drawn_steps(experiment: Experiment) -> np.ndarray:
     batch_size, work = experiment.config["run"].get("batch_size"), experiment.work
     if isinstance(work, fedax.Deadline):
         work = within_deadline(experiment, next(iter(experiment.methods)))[0]  # other methods may send more
-    return np.asarray(_draw_steps(work, np.asarray(experiment.data.sizes, np.int32), batch_size))
-
-
-@compiled(static=["batch_size"])
-def _draw_steps(work: Work, sizes: Any, batch_size: int | None) -> jax.Array:
-    ids = jnp.arange(sizes.shape[0])
-    return jax.lax.map(lambda k: work.draw(jax.random.key(k), ids, sizes, batch_size), jnp.arange(_DRAWS))
+    return np.asarray(draw_steps(work, np.asarray(experiment.data.sizes, np.int32), batch_size))
 
 
 def _method_summary(m: summary.Method, problem: summary.ProblemResults, compiled: float) -> dict[str, Any]:

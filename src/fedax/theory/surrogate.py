@@ -83,15 +83,20 @@ def _averaging(method: methods.FedAvg) -> View:
 
 def drawn_steps(work: Work, data: FederatedData, batch_size: int | None, seed: int) -> np.ndarray:
     """[draws, N] local steps; a single draw if the work is not random."""
-    drawn = np.asarray(_draw_steps(work, np.asarray(data.sizes, np.int32), jax.random.key(seed), batch_size))
+    drawn = np.asarray(draw_steps(work, np.asarray(data.sizes, np.int32), batch_size, jax.random.key(seed)))
     return drawn[:1] if (drawn == drawn[0]).all() else drawn
 
 
 @compiled(static=["batch_size"])
-def _draw_steps(work: Work, sizes: Any, key: Any, batch_size: int | None) -> jax.Array:
-    """[draws, N] the local steps of all clients in some rounds."""
-    ids = jnp.arange(sizes.shape[0])
-    return jax.lax.map(lambda k: work.draw(jax.random.fold_in(key, k), ids, sizes, batch_size), jnp.arange(DRAWS))
+def draw_steps(work: Work, sizes: Any, batch_size: int | None, key: Any = None) -> jax.Array:
+    """[draws, N] the local steps of all clients in some rounds.
+
+    ``key``: of which the rounds' keys are made; default: they are those of the seeds 0, 1, …
+    """
+    ids, key_of = jnp.arange(sizes.shape[0]), jax.random.key
+    if key is not None:
+        key_of = functools.partial(jax.random.fold_in, key)
+    return jax.lax.map(lambda k: work.draw(key_of(k), ids, sizes, batch_size), jnp.arange(DRAWS))
 
 
 def draw_cohorts(participation: Participation, p: np.ndarray, number: int, key: Any) -> tuple[np.ndarray, np.ndarray]:
