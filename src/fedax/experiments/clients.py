@@ -7,6 +7,7 @@ minibatch size and the first method's learning rate; or, where methods are tuned
 there are validation rows, clients that train alone stop where these say so.
 """
 
+import contextlib
 import csv
 import functools
 import hashlib
@@ -15,7 +16,7 @@ import json
 import math
 import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -309,6 +310,15 @@ def finite_model(params: Any) -> bool:
 # ---- baselines
 
 
+@contextlib.contextmanager
+def report_shows() -> Iterator[None]:
+    """Without the warnings of runs that end badly, which the report shows."""
+    with warnings.catch_warnings():
+        for category in (DivergedWarning, BadClientWarning):
+            warnings.simplefilter("ignore", category)
+        yield
+
+
 def add_baselines(experiment: Experiment, folder: Path) -> None:
     """Run the baselines of all seeds whose tables are missing or damaged, and write the tables.
 
@@ -379,12 +389,10 @@ def _baseline(
 ) -> list[ClientTable]:
     """The tables of a baseline, one for each of some held-out parts."""
     task = experiment.task
-    options = _options(experiment, seed)
+    options = options_of(experiment, seed)
     if "per_client" in task.run_metrics:
         options["test"] = parts[0]  # which it asks for
-    with warnings.catch_warnings(), show_progress(False):
-        for category in (DivergedWarning, BadClientWarning):
-            warnings.simplefilter("ignore", category)
+    with report_shows(), show_progress(False):
         if label == "pooled":
             pooled = fedax.FederatedData(data.examples, [data.num_examples], _finite=True)
             options |= {"rounds": rounds, "evaluate_every": rounds, "work": fedax.Epochs(1)}
@@ -409,7 +417,7 @@ def _undefined(part: fedax.FederatedData) -> ClientTable:
     return ClientTable(names, np.asarray(part.sizes), {"loss": np.full(len(names), np.nan)})
 
 
-def _options(experiment: Experiment, seed: int) -> dict[str, Any]:
+def options_of(experiment: Experiment, seed: int) -> dict[str, Any]:
     """The options of a baseline's run."""
     run, params = experiment.config["run"], experiment.options.get("params")
     place = fedax.Place(precision=run.get("precision"))
@@ -427,7 +435,7 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
     if len(rates) > 1:  # validation rows of a client stay at its node: the rate of the first method
         rates = baseline_rates({**experiment.config, "run": {}}) or rates
     lr = rates[0]
-    options = _options(experiment, seed) | {"rounds": rounds, "evaluate_every": rounds, "work": fedax.Epochs(1)}
+    options = options_of(experiment, seed) | {"rounds": rounds, "evaluate_every": rounds, "work": fedax.Epochs(1)}
     job = make_job(LocalOnly(lr), experiment.task, fleet.census, **options)
     agreement = agreed(fleet, experiment.problem_alone(lr, rounds), seed, lambda: job)
     _write_table_of_nodes(folder, label, seed, fleet, fleet.figures(agreement, job.x, "alone"))

@@ -449,8 +449,7 @@ def fine_tune(experiment: Experiment, record: Record, label: str, rates: Sequenc
             continue
         data, val, test = (part for part in experiment.split(each.seed) if isinstance(part, fedax.FederatedData))
         most = passes_of(int(each.history["gradients"][-1]), data, run.get("batch_size"))
-        options = {"batch_size": run.get("batch_size"), "seed": each.seed}
-        options["place"] = fedax.Place(precision=run.get("precision"))
+        options = clients.options_of(experiment, each.seed)
         with in_precision(run.get("precision")):
             own = kept(folder, label, each.seed) if personal else None
             if personal and own is None:
@@ -460,8 +459,7 @@ def fine_tune(experiment: Experiment, record: Record, label: str, rates: Sequenc
                 raise ConfigError("run", str(folder), hint)
             if own is None:
                 own = measure(whole_task(experiment.task), params, None, data, train=data, val=val, test=test)
-            initial = experiment.options.get("params")
-            given = experiment.task, params, initial, own, data, val, test, rates, most, options
+            given = experiment.task, params, options["params"], own, data, val, test, rates, most, options
             by_names[tuple(data.name(i) for i in range(data.num_clients)), each.seed] = _of_seed(*given)
     if not by_names:
         raise ConfigError("method", label, "no seed of it has a finished, finite model")

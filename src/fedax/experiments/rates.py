@@ -16,11 +16,12 @@ from fedax.columns import deciding
 from fedax.engine.history import FAILED
 from fedax.errors import ConfigError
 from fedax.experiments import own
+from fedax.experiments.clients import report_shows
 from fedax.experiments.config import codec
 from fedax.experiments.config.experiment import Experiment, count_parameters
 from fedax.experiments.config.sections import check
 from fedax.experiments.defaults import OWN_TABLES
-from fedax.experiments.runner import report_shows, same_shapes
+from fedax.experiments.runner import same_shapes
 from fedax.progress import show_progress
 
 FACTORS = (0.1, 1.0, 10.0)  # of the rate as configured

@@ -29,7 +29,7 @@ from fedax.engine.load import Shared
 from fedax.engine.private import outlook
 from fedax.engine.saved import read_model, renamed
 from fedax.engine.sweep import discard_sweep, was_begun
-from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
+from fedax.errors import ConfigError, DamagedWarning, DataError, FedaxError
 from fedax.experiments import classes, clients, cluster, examples, helped, own, summary, toml, tracked
 from fedax.experiments.config.experiment import (
     Experiment,
@@ -253,7 +253,7 @@ class _Execution:
         """Train a method with one seed, or with several side by side; ``data``: seed -> its split."""
         options = self._options(data, checkpoint=fedax.Checkpoints(checkpoint, **self.kept))
         method, task, seeds = self.experiment.methods[label], self.experiment.task, list(data)
-        with report_shows(), show_progress(False):  # the progress of all runs is shown instead
+        with clients.report_shows(), show_progress(False):  # the progress of all runs is shown instead
             if len(seeds) == 1:
                 callback = functools.partial(self._row, label, seeds[0])
                 return [fedax.simulate(method, task, seed=seeds[0], callback=callback, **options)]
@@ -311,7 +311,7 @@ class _Execution:
             together = 1
         for at in range(0, len(batches), together):
             calls = [functools.partial(self.here, batch) for batch in batches[at : at + together]]
-            with report_shows():
+            with clients.report_shows():
                 side_by_side(fleet.transport, calls)
 
     def elsewhere(self, batches: Sequence[Sequence[tuple[str, int]]], executor: Executor) -> None:
@@ -485,15 +485,6 @@ def _checkpoints(folder: Path, batch: Sequence[tuple[str, int]]) -> Path:
     """The folder for the checkpoints of a run, or of all seeds of a method."""
     label, seed = batch[0]
     return folder / "checkpoints" / f"{slug(label)}-{f'seed{seed}' if len(batch) == 1 else 'seeds'}"
-
-
-@contextlib.contextmanager
-def report_shows() -> Iterator[None]:
-    """Without the warnings of runs that end badly, which the report shows."""
-    with warnings.catch_warnings():
-        for category in (DivergedWarning, BadClientWarning):
-            warnings.simplefilter("ignore", category)
-        yield
 
 
 class Checked(NamedTuple):

@@ -25,12 +25,13 @@ from fedax.engine.saved import renamed
 from fedax.engine.sweep import blocks, discard_sweep
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import cluster, own, runner, sweeps, toml
+from fedax.experiments.clients import report_shows
 from fedax.experiments.config.codec import call, hyperparameters_of, is_schedule
 from fedax.experiments.config.edit import put
 from fedax.experiments.config.experiment import Experiment, build_all, columns, job_of
 from fedax.experiments.config.sections import SELECTORS, ExperimentSection, SweepSection, Table, check, labels
 from fedax.experiments.defaults import judge
-from fedax.experiments.runner import begin, check_key, finish, report_shows
+from fedax.experiments.runner import begin, check_key, finish
 from fedax.experiments.runs import (
     AnyTable,
     Path,
