@@ -4,10 +4,13 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from fedax.experiments.config.sections import Table, seeds_of
+from fedax.experiments.config.codec import hyperparameters_of
+from fedax.experiments.config.sections import MethodSection, Table, seeds_of
+from fedax.experiments.own import code_of
 from fedax.experiments.runs import Path, finite, read
-from fedax.experiments.study.parts import Study, StudyPart, accepted, axes_of, close, grid_of, held_of, short
+from fedax.experiments.study.parts import Study, StudyPart, accepted, close, held_of, short
 from fedax.experiments.study.results import results_of
 
 WIDE, NEAR = 10 / 3, 2.0  # the largest ratio of neighbouring rates; of those next to the best
@@ -72,7 +75,7 @@ def holes(study: Study, part: StudyPart) -> dict[str, list[str]]:
         if not table or part.section.printed is None:
             continue
         found[label] = []
-        printed = axes_of(part, label, part.section.printed)
+        printed = _axes_of(part, label, part.section.printed)
         for axis, best in ({axis: part.row(label).get(axis) for axis in printed} | table[0]["point"]).items():
             name, values = axis.removesuffix(".value"), {row["point"].get(axis, best) for row in table}
             tried = sorted(values - {None})
@@ -83,6 +86,24 @@ def holes(study: Study, part: StudyPart) -> dict[str, list[str]]:
                     if high / low > 1.001 * (NEAR if best in (low, high) else WIDE):
                         found[label].append(f"{name} {low:g} to {high:g}")
     return found
+
+
+def _axes_of(part: StudyPart, label: str, grid: Table) -> dict[str, list[Any]]:
+    """The axes of one method in a grid; an axis that names it replaces one for all methods."""
+    row = part.row(label)
+    known = hyperparameters_of(MethodSection(**row), label, code_of(False))
+    axes: dict[str, list[Any]] = {}
+    for path, values in grid.items():
+        section, selector, *rest = path.split(".")
+        if section != "methods":
+            axes[path] = values
+        elif (
+            rest[0] in known
+            and selector in ("*", row["name"], label)
+            and (selector != "*" or ".".join(rest) not in axes)
+        ):
+            axes[".".join(rest)] = values
+    return axes
 
 
 def unsure(study: Study, part: StudyPart) -> list[str]:
@@ -97,7 +118,7 @@ def unsure(study: Study, part: StudyPart) -> list[str]:
     chosen = {label: study.tried(part, label) for label in part.labels}
     origin = dict.fromkeys(part.labels, part)
     for label in part.labels:
-        while not grid_of(origin[label], label) or origin[label].section.tune is None:
+        while not origin[label].grids.get(label):
             if (other := origin[label].section.tuned_by) is None or label not in study.parts[other].labels:
                 break
             origin[label] = study.parts[other]
@@ -162,7 +183,7 @@ def _unequal(study: Study, part: StudyPart, origin: dict[str, StudyPart], tuned:
             for row in study.results[job.key]["points"]:
                 first.setdefault(at := json.dumps(row["point"], sort_keys=True), len(row["seeds"]))
                 came.setdefault(at, number)
-        grid = grid_of(origin[label], label)  # as it was planned; where a setting follows lr each point is a job
+        grid = origin[label].grids[label]  # as it was planned; where a setting follows lr each point is a job
         of_grid = [at for at in first if all(value in grid[name] for name, value in json.loads(at).items())]
         planned[label] = sum(first[at] for at in of_grid)
         # Where a grid grew on without bringing one of the two best, the choice is the one without that growth.

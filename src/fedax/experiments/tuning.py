@@ -6,6 +6,7 @@ All points have the same data, task, rounds and seeds, so that their figures can
 
 import contextlib
 import copy
+import itertools
 import json
 import math
 import shutil
@@ -552,11 +553,7 @@ def _points(label: str, space: Mapping[str, GridAxis], section: SweepSection) ->
     if not space:
         return [{}]
     if section.points is None:
-        lists = {name: _values(axis) for name, axis in space.items()}
-        points: list[Point] = [{}]
-        for name, values in lists.items():
-            points = [point | {name: value} for point in points for value in values]
-        return points
+        return [dict(zip(space, point, strict=True)) for point in itertools.product(*map(values_of, space.values()))]
     combinations = math.prod(math.inf if isinstance(axis, fedax.Range) else len(axis) for axis in space.values())
     if combinations < section.points:
         hint = f"{label} has only {combinations} combinations; search = 'grid' takes them all"
@@ -573,7 +570,7 @@ def _points(label: str, space: Mapping[str, GridAxis], section: SweepSection) ->
     raise ConfigError("sweep.points", section.points, f"the ranges of {label} are too narrow for so many points")
 
 
-def _values(axis: GridAxis) -> list[Any]:
+def values_of(axis: GridAxis) -> list[Any]:
     """The values of an axis of a grid; those of a range are rounded, but stay different."""
     if not isinstance(axis, fedax.Range):
         return axis

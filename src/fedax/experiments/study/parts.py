@@ -15,10 +15,9 @@ import pydantic
 
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import sweeps, toml, tuning
-from fedax.experiments.config.codec import hyperparameters_of
 from fedax.experiments.config.edit import put, read_toml
 from fedax.experiments.config.experiment import check_settings
-from fedax.experiments.config.sections import Count, MethodSection, Section, Seed, Table, check, clear, labels, seeds_of
+from fedax.experiments.config.sections import Count, Section, Seed, Table, check, clear, labels, seeds_of
 from fedax.experiments.defaults import TASKS_OF
 from fedax.experiments.named import check_named
 from fedax.experiments.own import code_of
@@ -107,11 +106,13 @@ class StudyPart:
     Attributes:
         section: the content of the study's file.
         config: the recipe with the settings of the part.
+        grids: of a part that is tuned: method -> the axes that are tuned for it, with their values.
         known: settings -> whether a method can have them, as far as :func:`accepted` was asked.
     """
 
     section: PartSection
     config: Table
+    grids: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     known: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -144,8 +145,7 @@ class Study:
 
     def choice(self, part: StudyPart, label: str) -> tuple[Table | None, StudyJob | None]:
         """The settings chosen for a method, or the next job that is needed to choose them."""
-        tune = part.section.tune
-        if tune is None or not grid_of(part, label):
+        if not part.grids.get(label):
             other = self.parts.get(part.section.tuned_by or "")
             return self.choice(other, label) if other is not None and label in other.labels else ({}, None)
         *_, last = self._tuning_jobs(part, label)
@@ -171,7 +171,7 @@ class Study:
         points are close, both are tried with further seeds.
         """
         tune = part.section.tune
-        grid: dict[str, list[Any]] | None = grid_of(part, label) if tune is not None else None
+        grid = part.grids.get(label)
         if tune is None or not grid:
             return
         table: list[Table] = []
@@ -224,7 +224,7 @@ class Study:
         held = part.section.hold.get(label)
         config = at_point(part, label, {name: values[0] for name, values in grid.items()} if held else {})
         rounds = tune.rounds or config["run"]["rounds"]
-        numbers = {other: math.prod(map(len, grid_of(part, other).values())) for other in part.labels}
+        numbers = {other: math.prod(map(len, part.grids[other].values())) for other in part.labels}
         seeds = tune.again if after else max(numbers.values()) // numbers[label]
         config["run"] |= {"rounds": rounds, "seeds": [*range(tune.seed + after, tune.seed + after + seeds)]}
         config["run"].pop("evaluate_every", None)
@@ -325,8 +325,11 @@ def _part(section: PartSection, changes: Sequence[Table], folder: Path) -> Study
     names = labels((sections := check(config)).methods)
     for row, label in zip(config["methods"], names, strict=True):
         row["label"] = label
+    grids = {}
     if section.tune is not None:
-        tuning.spaces_of(sections, names, config.get("sweep", {}).get("grid", {}), code_of(False))
+        spaces = tuning.spaces_of(sections, names, config.get("sweep", {}).get("grid", {}), code_of(False))
+        for label, space in spaces.items():
+            grids[label] = {name: tuning.values_of(axis) for name, axis in space.items()}
     named: dict[str, Iterable[str]] = {
         "methods": section.methods or (),
         "claims": itertools.chain.from_iterable(section.claims),
@@ -342,36 +345,10 @@ def _part(section: PartSection, changes: Sequence[Table], folder: Path) -> Study
         config["methods"] = [row for row in config["methods"] if row["label"] in section.methods]
     config["name"] = section.name
     check_settings(config)
-    part = StudyPart(section, config)
+    part = StudyPart(section, config, grids)
     for label in section.hold:
         held_of(part, label)
     return part
-
-
-def grid_of(part: StudyPart, label: str) -> dict[str, list[Any]]:
-    """The axes of one method in the grid of a part."""
-    return axes_of(part, label, part.config.get("sweep", {}).get("grid", {}))
-
-
-def axes_of(part: StudyPart, label: str, grid: Table) -> dict[str, list[Any]]:
-    """The axes of one method in a grid; an axis that names it replaces one for all methods.
-
-    An axis of another section, such as ``run.batch_size``, is one of each method, and keeps its whole name.
-    """
-    row = part.row(label)
-    known = hyperparameters_of(MethodSection(**row), label, code_of(False))
-    axes: dict[str, list[Any]] = {}
-    for path, values in grid.items():
-        section, selector, *rest = path.split(".")
-        if section != "methods":
-            axes[path] = values
-        elif (
-            rest[0] in known
-            and selector in ("*", row["name"], label)
-            and (selector != "*" or ".".join(rest) not in axes)
-        ):
-            axes[".".join(rest)] = values
-    return axes
 
 
 def at_point(part: StudyPart, label: str, point: Table) -> Table:
