@@ -30,7 +30,6 @@ from fedax.theory.advice import CORRECTED, HALF, MOMENTUM, NORMALIZED, PLAIN, SM
 from fedax.theory.measure import (
     _seen,
     _square,
-    accumulation_vectors,
     batch_variance,
     dissimilarity_line,
     largest_eigenvalue,
@@ -315,15 +314,6 @@ def test_whole_passes_leave_no_noise_without_curvature():
 
 
 # ---- weights
-
-
-def test_accumulation_vectors_in_one_program_are_those_of_single_ones():
-    for solver in (
-        fedax.SGD(0.1, momentum=0.8, nesterov=True, prox=2.0, decay=0.9),
-        fedax.Optax(optax.sgd(0.1, momentum=0.9)),
-    ):
-        for tau, a in accumulation_vectors(solver, [5, 1, 3]).items():
-            assert_allclose(a, accumulation_vector(solver, tau), rtol=1e-12)
 
 
 def test_weights_of_fixed_work(diagnosis):

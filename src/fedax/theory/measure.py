@@ -511,41 +511,6 @@ def largest_eigenvalue(
     return largest_ratio, largest_ratio == 0
 
 
-def accumulation_vectors(solver: Solver, lengths: Any) -> dict[int, np.ndarray]:
-    """τ -> a for many τ, as :func:`fedax.theory.accumulation_vector` gives them, from one program.
-
-    The unit impulses of all steps run side by side through the longest round; the state is read after each τ.
-
-    Args:
-        solver: linear, with schedules already replaced by numbers.
-        lengths: the τ ≥ 1.
-
-    Example:
-        >>> from fedax.contract.local import SGD
-        >>> {t: a.round(9).tolist() for t, a in accumulation_vectors(SGD(0.1, momentum=0.5), [1, 3]).items()}
-        {1: [1.0], 3: [1.75, 1.5, 1.0]}
-    """
-    ends = sorted({int(t) for t in lengths})
-    with jax.enable_x64(True):
-        x = Vector(jnp.zeros(ends[-1]))
-        state, vectors = (x, solver.init(x)), {}
-        for start, end in zip([0, *ends], ends, strict=False):
-            state = _impulses(solver, x, state, start, end)
-            vectors[end] = -np.asarray(state[0].tree)[:end] / float(solver.rate())
-    return vectors
-
-
-@compiled()
-def _impulses(solver: Solver, x: Vector, state: Any, start: Any, end: Any) -> Any:
-    """Steps start … end − 1 of a model whose k-th component has a gradient, 1, in step k alone."""
-
-    def step(k: Any, state: Any) -> Any:
-        y, buffer = state
-        return solver.step(y, buffer, x.map(lambda leaf: (jnp.arange(len(leaf)) == k).astype(leaf.dtype)), k, x)
-
-    return jax.lax.fori_loop(start, end, step, state)
-
-
 def _seen(sizes: np.ndarray, parameters: int, sample: int | None) -> np.ndarray:
     """The clients whose curvature is measured: all, or a random sample."""
     order = np.random.default_rng(0).permutation(len(sizes))

@@ -26,6 +26,7 @@ from fedax.contract.schedule import resolve
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError, DataError
 from fedax.numbers import check_count, check_number
+from fedax.programs import compiled
 from fedax.theory.checks import normalised, number
 
 
@@ -98,20 +99,42 @@ def accumulation_vector(solver: Solver, steps: int, *, round_: int = 0) -> np.nd
         [1.75, 1.5, 1.0]
     """
     tau, solver = check_count("steps", steps), _linear(solver, round_)
+    return accumulation_vectors(solver, [tau])[tau]
+
+
+def accumulation_vectors(solver: Solver, lengths: Any) -> dict[int, np.ndarray]:
+    """τ -> a for many τ, as :func:`accumulation_vector` gives them, from one program.
+
+    The unit impulses of all steps run side by side through the longest round; the state is read after each τ.
+
+    Args:
+        solver: linear, with schedules already replaced by numbers.
+        lengths: the τ ≥ 1.
+
+    Example:
+        >>> from fedax.contract.local import SGD
+        >>> {t: a.round(9).tolist() for t, a in accumulation_vectors(SGD(0.1, momentum=0.5), [1, 3]).items()}
+        {1: [1.0], 3: [1.75, 1.5, 1.0]}
+    """
+    ends = sorted({int(t) for t in lengths})
     with jax.enable_x64(True):
+        x = Vector(jnp.zeros(ends[-1]))
+        state, vectors = (x, solver.init(x)), {}
+        for start, end in zip([0, *ends], ends, strict=False):
+            state = _impulses(solver, x, state, start, end)
+            vectors[end] = -np.asarray(state[0].tree)[:end] / float(solver.rate())
+    return vectors
 
-        def impulse(at: Any) -> Any:
-            x = Vector(jnp.zeros(()))
 
-            def step(state: Any, k: Any) -> Any:
-                y, buffer = state
-                return solver.step(y, buffer, Vector(jnp.asarray(k == at, float)), k, x), None
+@compiled()
+def _impulses(solver: Solver, x: Vector, state: Any, start: Any, end: Any) -> Any:
+    """Steps start … end − 1 of a model whose k-th component has a gradient, 1, in step k alone."""
 
-            (y, _), _ = jax.lax.scan(step, (x, solver.init(x)), jnp.arange(tau))
-            return y.tree
+    def step(k: Any, state: Any) -> Any:
+        y, buffer = state
+        return solver.step(y, buffer, x.map(lambda leaf: (jnp.arange(len(leaf)) == k).astype(leaf.dtype)), k, x)
 
-        change = jax.vmap(impulse)(jnp.arange(tau))
-        return -np.asarray(change, np.float64) / float(solver.rate())
+    return jax.lax.fori_loop(start, end, step, state)
 
 
 def accumulation_norms(vector: Any) -> Norms:

@@ -22,8 +22,8 @@ from fedax.federation.participation import Dropout, Full, Participation, Trace, 
 from fedax.federation.work import Work
 from fedax.programs import compiled
 from fedax.theory.advice import CORRECTED, View
-from fedax.theory.measure import Rounds, accumulation_vectors
-from fedax.theory.nova import UpdateRule, chi_square, update_rule
+from fedax.theory.measure import Rounds
+from fedax.theory.nova import UpdateRule, accumulation_vectors, chi_square, update_rule
 
 DRAWS = 50  # draws of random work
 _COHORTS = 2000  # cohorts that are drawn to estimate the mean weights of normalised cohorts
