@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.types import Array, Tree, Unknown
+from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.load import Shared, start
 from fedax.engine.memory import example_bytes
@@ -247,6 +247,21 @@ def _width(task: Task, params: Tree, examples: Tree) -> int:
         evaluated = functools.partial(_of_batch, jax.tree.map(jnp.asarray, params), task.frozen, task=task)
         known[form] = at_a_time(evaluated, examples, jax.tree.leaves(jax.eval_shape(evaluated, two)))
     return known[form]
+
+
+def sums(values: Callable[[Tree, Array], Tree], examples: Tree, offset: Array, size: Array, block: int) -> Tree:
+    """Σ of ``values(batch, there)`` over blocks of one client's rows; ``there``: [b] whether there is such a row.
+
+    The rows are offset … offset + size − 1 of ``examples``; it is for compiled programs.
+    """
+
+    def part(i: Number) -> Tree:
+        rows = i * block + jnp.arange(block)
+        there = rows < size
+        return values(jax.tree.map(lambda leaf: leaf[offset + jnp.where(there, rows, 0)], examples), there)
+
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
+    return jax.lax.fori_loop(0, -(-size // block), lambda i, total: jax.tree.map(jnp.add, total, part(i)), zero)
 
 
 def at_a_time(f: Callable[[Tree], Tree], examples: Tree, more: Sequence[Array] = ()) -> int:

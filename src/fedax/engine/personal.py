@@ -169,10 +169,10 @@ def _evaluated(
         mean = None
         if train:
             loss = functools.partial(_loss, task, v)
-            mean = _sums(loss, examples, client.offsets, client.sizes, block) / client.sizes
+            mean = by_client.sums(loss, examples, client.offsets, client.sizes, block) / client.sizes
         id_ = jnp.minimum(client.ids, plan.num_clients - 1)
         parts = {
-            part: _sums(functools.partial(_held_out, task, v), pool, offsets[id_], own[id_], sizes[part])
+            part: by_client.sums(functools.partial(_held_out, task, v), pool, offsets[id_], own[id_], sizes[part])
             for part, (pool, offsets, own) in held.items()
         }
         return Evaluated(mean, parts, last)
@@ -370,18 +370,6 @@ def _block(values: Callable[[Tree, Array], Tree], examples: Tree, most: int) -> 
         return values(batch, jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool))
 
     return min(1 << (most - 1).bit_length(), by_client.at_a_time(of_some, examples))
-
-
-def _sums(values: Callable[[Tree, Array], Tree], examples: Tree, offset: Array, size: Array, block: int) -> Tree:
-    """Σ of ``values(batch, there)`` over blocks of one client's rows; ``there``: [b] whether there is such a row."""
-
-    def part(i: Number) -> Tree:
-        rows = i * block + jnp.arange(block)
-        there = rows < size
-        return values(jax.tree.map(lambda leaf: leaf[offset + jnp.where(there, rows, 0)], examples), there)
-
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
-    return jax.lax.fori_loop(0, -(-size // block), lambda i, total: jax.tree.map(jnp.add, total, part(i)), zero)
 
 
 def _loss(task: Task, v: Vector, batch: Tree, there: Array) -> Array:

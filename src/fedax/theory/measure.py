@@ -29,6 +29,7 @@ from fedax.contract.local import Solver
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
+from fedax.engine.by_client import sums
 from fedax.errors import ConfigError
 from fedax.numbers import check_count
 from fedax.programs import compiled
@@ -521,30 +522,17 @@ def _seen(sizes: np.ndarray, parameters: int, sample: int | None) -> np.ndarray:
     return np.sort(order[:sample])
 
 
-def _blocks(start: Any, end: Any, block: int, part: Callable[[Any, Any], Any]) -> Any:
-    """Σ of ``part(rows, present)`` over blocks of the rows start … end − 1."""
-
-    def sum_of_block(b: Any) -> Any:
-        rows = start + b * block + jnp.arange(block)
-        present = rows < end
-        return part(jnp.where(present, rows, start), present)
-
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(sum_of_block, 0))
-    add = lambda b, total: jax.tree.map(jnp.add, total, sum_of_block(b))  # noqa: E731
-    return jax.lax.fori_loop(0, -(-(end - start) // block), add, zero)
-
-
 def _weighted(task: Task, tree: Any, examples: Any, weights: Any, start: Any, end: Any, block: int) -> Any:
     """The weighted sum of the rows' losses, and its gradient."""
 
-    def part(rows: Any, present: Any) -> Any:
+    def values(rows: Any, there: Any) -> Any:
         def objective(tree: Any) -> Any:
-            losses = task.loss(tree, jax.tree.map(lambda leaf: leaf[rows], examples), None)
-            return jnp.sum(jnp.where(present, losses * weights[rows].astype(losses.dtype), 0))
+            losses = task.loss(tree, rows[0], None)
+            return jnp.sum(jnp.where(there, losses * rows[1].astype(losses.dtype), 0))
 
         return jax.value_and_grad(objective)(tree)
 
-    return _blocks(start, end, block, part)
+    return sums(values, (examples, weights), start, end - start, block)
 
 
 @compiled(static=["task", "block"])
@@ -565,12 +553,15 @@ def _hessian_vector(
 def _spread(task: Task, x: Vector, mean: Any, examples: Any, start: Any, end: Any, *, block: int) -> jax.Array:
     """Σ_j ‖∇f_j − mean‖² over the rows."""
 
-    def single(row: Any) -> Any:
-        batch = jax.tree.map(lambda leaf: leaf[row][None], examples)
+    def single(example: Any) -> Any:
+        batch = jax.tree.map(lambda leaf: leaf[None], example)
         gradient = jax.grad(lambda tree: task.loss(tree, batch, None)[0])(x.tree)
         return jnp.sum((ravel_pytree(gradient)[0] - mean) ** 2)
 
-    return _blocks(start, end, block, lambda rows, present: jnp.sum(jnp.where(present, jax.vmap(single)(rows), 0)))
+    def values(rows: Any, there: Any) -> Any:
+        return jnp.sum(jnp.where(there, jax.vmap(single)(rows), 0))
+
+    return sums(values, examples, start, end - start, block)
 
 
 @compiled(static=["task", "max_size", "batch_size", "epochs"])
