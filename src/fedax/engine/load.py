@@ -45,25 +45,25 @@ def one_type(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf, tree)
 
 
-def start(task: Task, params: Tree, seed: int, shared: Shared) -> tuple[Array, Vector]:
-    """The key of a run with this seed, and its initial model."""
+def start(task: Task, params: Tree, seed: int, shared: Shared, field: str = "params") -> tuple[Array, Vector]:
+    """The key of a run with this seed, and its initial model; ``field``: what errors call one that is given."""
     seed = check_count("seed", seed, 0)
     if seed >= 2**32:
         raise ConfigError("seed", seed, "give a whole number below 2**32")
     key = jax.random.key(seed)
     # The initial model has a key that no round has: rounds fold in their index, this one the largest but one.
     own = jax.random.fold_in(key, jnp.iinfo(jnp.int32).max - 1)
-    return key, shared.once("model", lambda: _initial_model(task, params, own), task, params, of=seed)
+    return key, shared.once("model", lambda: _initial_model(task, params, own, field), task, params, of=seed)
 
 
-def _initial_model(task: Task, params: Tree, key: Array) -> Vector:
+def _initial_model(task: Task, params: Tree, key: Array, field: str) -> Vector:
     expected = _drawn.form(key, task=task)
     if params is None:
         x = _drawn(key, task)
         if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(x)):
             raise ConfigError("task.init", spelled(x), "the initial model holds values that are not finite")
         return Vector(x)
-    check_params(params, expected)
+    check_params(params, expected, field)
     return Vector(jax.tree.map(lambda got, want: jax.device_put(np.array(got, want.dtype)), params, expected))
 
 

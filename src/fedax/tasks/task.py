@@ -342,13 +342,13 @@ def _initial(task: Task, key: Any) -> Params:
     return jax.tree.unflatten(form, [jnp.asarray(leaf, jnp.result_type(leaf)) for _, leaf in leaves])
 
 
-def check_params(params: Params, form: Params) -> None:
-    """Raise a ConfigError unless these are a model's parameters, finite and of this form."""
+def check_params(params: Params, form: Params, field: str = "params") -> None:
+    """Raise a ConfigError about ``field`` unless these are a model's parameters, finite and of this form."""
     structure, wanted = jax.tree.structure(params), jax.tree.structure(form)
     if structure != wanted:  # type: ignore[operator]
-        raise ConfigError("params", structure, f"the task's are {wanted}")
+        raise ConfigError(field, structure, f"the task's are {wanted}")
     for (path, want), got in zip(jax.tree_util.tree_leaves_with_path(form), jax.tree.leaves(params), strict=True):
-        name = f"params{jax.tree_util.keystr(path)}"
+        name = f"{field}{jax.tree_util.keystr(path)}"
         if jnp.shape(got) != want.shape:
             raise ConfigError(name, jnp.shape(got), f"the task's shape is {want.shape}")
         if np.asarray(got).dtype.kind in "cOSUmM":

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.algorithm import Algorithm
@@ -22,12 +21,15 @@ from fedax.contract.schedule import resolve
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.arrivals import long_run
+from fedax.engine.checks import check_parts
+from fedax.engine.load import Shared, start
 from fedax.engine.options import Options
 from fedax.errors import ConfigError
+from fedax.federation.census import Census
 from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
-from fedax.federation.participation import Full, Participation, Uniform
-from fedax.federation.work import Epochs, Work
+from fedax.federation.participation import Participation, Uniform
+from fedax.federation.work import Work
 from fedax.numbers import check_count
 from fedax.tasks.task import Task
 from fedax.theory.advice import MATERIAL, SAME, Case, Class, View, shown, verdict
@@ -104,18 +106,18 @@ def diagnose(
         >>> diagnose(fedax.create("fednova", lr=0.01), **problem).chi2
         0.0
     """
-    work = Epochs(1) if work is None else work
-    participation = Full() if participation is None else participation
-    _check(algorithm, task, data, work, participation)
-    entire, task = task, task.trained
+    options = Options(
+        rounds=1, work=work, batch_size=batch_size, participation=participation, pace=pace, clock=clock,
+        compress=compress, seed=seed,
+    ).with_defaults()  # fmt: skip
+    check_parts(algorithm, task, Census.of(data) if isinstance(data, FederatedData) else data, options)
+    data.check(task)
+    entire, task, work, participation = task, task.trained, options.work, options.participation
+    assert work is not None and participation is not None
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     tolerance, seed = number("tolerance", tolerance, 1), check_count("seed", seed, 0)
     answers = None
     if pace is not None:
-        options = Options(
-            rounds=1, work=work, batch_size=batch_size, participation=participation, pace=pace, clock=clock,
-            compress=compress, seed=seed,
-        )  # fmt: skip
         answers = long_run(algorithm, entire, data, options)
         participation = Uniform(pace.buffer)
     view = view_of(resolve(algorithm, 0), participation, waits=pace is None)
@@ -172,7 +174,7 @@ def diagnose(
 def _models(task: Task, points: Sequence[Any] | None, seed: int) -> list[Vector]:
     """The models to measure at."""
     requested = [None] if points is None else points
-    models = [_start(task, seed) if model is None else _point(task, model, k) for k, model in enumerate(requested)]
+    models = [start(task, model, seed, Shared(), f"points[{k}]")[1] for k, model in enumerate(requested)]
     if not models:
         raise ConfigError("points", points, "give at least one model, or None for the initial one")
     return models
@@ -270,42 +272,3 @@ def _unknown(f: Diagnosis, view: View, unconverged: int) -> list[str]:
         ),
     ]
     return [text for holds, text in sentences if holds]
-
-
-# ---- input
-
-
-def _check(algorithm: Any, task: Any, data: Any, work: Any, participation: Any) -> None:
-    for name, value, kind, hint in (
-        ("algorithm", algorithm, Algorithm, "give a method, for instance fedax.create('fedavg', lr=0.1)"),
-        ("task", task, Task, "give a fedax.Task, for instance one of fedax.tasks"),
-        ("data", data, FederatedData, "give a fedax.FederatedData"),
-        ("work", work, Work, "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline"),
-        ("participation", participation, Participation, "give Full, Uniform, Proportional, ... or Trace"),
-    ):
-        if not isinstance(value, kind):
-            raise ConfigError(name, value, hint)
-    algorithm.validate()
-    work.validate(data.sizes)
-    participation.validate(data.num_clients, 1)
-    data.check(task)
-
-
-def _start(task: Task, seed: int) -> Vector:
-    """The model from which :func:`fedax.simulate` starts."""
-    key = jax.random.fold_in(jax.random.key(seed), jnp.iinfo(jnp.int32).max - 1)
-    return Vector(task.init(key))
-
-
-def _point(task: Task, params: Any, k: int) -> Vector:
-    expected = jax.eval_shape(task.init, jax.random.key(0))
-    structure: Any = jax.tree.structure(expected)
-    if structure != jax.tree.structure(params):
-        raise ConfigError(f"points[{k}]", jax.tree.structure(params), f"the task's are {structure}")
-    for (path, want), got in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(params), strict=True):
-        field = f"points[{k}]{jax.tree_util.keystr(path)}"
-        if jnp.shape(got) != want.shape:
-            raise ConfigError(field, jnp.shape(got), f"the task's shape is {want.shape}")
-        if not np.isfinite(np.asarray(got, float)).all():
-            raise ConfigError(field, got, "there are values that are not finite; leave this model out")
-    return Vector(jax.tree.map(lambda got, want: jnp.asarray(np.array(got, want.dtype)), params, expected))
