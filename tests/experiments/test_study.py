@@ -113,6 +113,13 @@ def test_every_method_is_tuned_with_as_many_runs(made):
     assert {config["run"]["rounds"] for config in jobs.values()} == {2}
 
 
+def test_a_range_counts_as_its_points(made):
+    grid = '{"methods.fedavg.lr" = {low = 0.1, high = 0.4, points = 2}, "methods.fedavg-m.lr" = [0.1, 0.2, 0.4, 0.8]}'
+    jobs = {job.label: job.config for job in made(PART + f'tune = {{}}\nset = {{"sweep.grid" = {grid}}}\n').jobs()}
+    assert jobs["fedavg"]["sweep"]["grid"] == {"methods.*.lr": [0.1, 0.4]}
+    assert [len(jobs[label]["run"]["seeds"]) for label in ("fedavg", "fedavg-m")] == [2, 1]
+
+
 def test_a_grid_grows_until_its_best_is_inside(made):
     study = made()
     part = study.parts["one"]
