@@ -1,6 +1,6 @@
 """Constraints and regularisers, each with its proximal step in a diagonal metric."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.flatten_util
@@ -10,6 +10,7 @@ from fedax.contract.schedule import Schedule
 from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector, norm_of
+from fedax.errors import ConfigError
 from fedax.numbers import check_number
 from fedax.registry import Registry
 
@@ -48,23 +49,16 @@ class Regularizer(Settings):
         """Raise :class:`fedax.errors.ConfigError` for numbers that cannot be used."""
 
 
-class Constraint(Regularizer):
-    """A closed convex set X: ψ is 0 in it, up to rounding, and ∞ elsewhere."""
-
-    def value(self, x: Vector) -> jax.Array:
-        flat = _flat(x)
-        moved = jnp.max(jnp.abs(_flat(self.step(x, 1, 0)) - flat))
-        rounding = 10 * flat.size**0.5 * jnp.finfo(flat.dtype).eps * jnp.max(jnp.abs(flat))
-        return jnp.where(moved <= rounding, jnp.zeros((), flat.dtype), jnp.inf)
-
-
-class Unconstrained(Constraint):
+class Unconstrained(Regularizer):
     """ψ = 0 on the whole space: x = u.
 
     Example:
         >>> Unconstrained().step(Vector(jnp.array([3.0, -4.0])), 1.0, 1.0).tree.tolist()
         [3.0, -4.0]
     """
+
+    def value(self, x: Vector) -> jax.Array:
+        return _indicator(self, x)
 
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return u
@@ -130,7 +124,7 @@ class ElasticNet(Regularizer):
         check_number("l2", self.l2, 0)
 
 
-class Box(Constraint):
+class Box(Regularizer):
     """X = {low ≤ x_j ≤ high}: the components are clipped.
 
     Args:
@@ -147,6 +141,9 @@ class Box(Constraint):
     low: Number
     high: Number
 
+    def value(self, x: Vector) -> jax.Array:
+        return _indicator(self, x)
+
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return u.map(lambda leaf: jnp.clip(leaf, *(jnp.asarray(end, leaf.dtype) for end in (self.low, self.high))))
 
@@ -157,7 +154,7 @@ class Box(Constraint):
             check_number("high", self.high, float(self.low))
 
 
-class NonNegative(Constraint):
+class NonNegative(Regularizer):
     """X = {x_j ≥ 0}: x_j = max(u_j, 0).
 
     Example:
@@ -165,11 +162,14 @@ class NonNegative(Constraint):
         [3.0, 0.0]
     """
 
+    def value(self, x: Vector) -> jax.Array:
+        return _indicator(self, x)
+
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return u.map(lambda leaf: jnp.maximum(leaf, 0))
 
 
-class L1Ball(Constraint):
+class L1Ball(Regularizer):
     """X = {‖x‖₁ ≤ ρ}: x_j = sign(u_j) max(|u_j| − θ/h_j, 0), θ by sorting the h_j |u_j| (Duchi et al. 2008).
 
     Args:
@@ -185,6 +185,9 @@ class L1Ball(Constraint):
 
     radius: Number
 
+    def value(self, x: Vector) -> jax.Array:
+        return _indicator(self, x)
+
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         inside = lambda x, radius: jnp.sum(jnp.abs(x)) <= radius  # noqa: E731
         onto = lambda x, h, radius: jnp.sign(x) * _onto_simplex(jnp.abs(x), h, radius)  # noqa: E731
@@ -194,7 +197,7 @@ class L1Ball(Constraint):
         check_number("radius", self.radius, 0, open_low=True)
 
 
-class L2Ball(Constraint):
+class L2Ball(Regularizer):
     """X = {‖x‖₂ ≤ ρ}: x_j = h_j u_j / (h_j + ζ), ζ by Newton on 1/‖x(ζ)‖ = 1/ρ (Moré and Sorensen 1983).
 
     The norm is met to rounding. Where components of very large h_j make up nearly all of ρ, the others share what
@@ -213,6 +216,9 @@ class L2Ball(Constraint):
 
     radius: Number
 
+    def value(self, x: Vector) -> jax.Array:
+        return _indicator(self, x)
+
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return _project(u, h, self.radius, lambda x, radius: norm_of([x]) <= radius, _onto_sphere)
 
@@ -220,7 +226,7 @@ class L2Ball(Constraint):
         check_number("radius", self.radius, 0, open_low=True)
 
 
-class Simplex(Constraint):
+class Simplex(Regularizer):
     """X = {x_j ≥ 0, Σ_j x_j = ρ}: x_j = max(u_j − θ/h_j, 0), θ by sorting the h_j u_j (Duchi et al. 2008).
 
     Args:
@@ -235,6 +241,9 @@ class Simplex(Constraint):
     """
 
     radius: Number = 1.0
+
+    def value(self, x: Vector) -> jax.Array:
+        return _indicator(self, x)
 
     def step(self, u: Vector, h: Number, s: Number) -> Vector:
         inside = lambda x, radius: jnp.all(x >= 0) & (jnp.sum(x) == radius)  # noqa: E731
@@ -283,8 +292,18 @@ def regularizer(given: Unknown) -> Regularizer:
         return Unconstrained()
     if isinstance(given, Regularizer):
         return given
-    hint = "give a fedax Regularizer, such as fedax.L1(0.01), or {name = 'l1', …}"
-    return REGULARIZERS.read(given, "regularizer", hint)
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise ConfigError("regularizer", given, "give a fedax Regularizer, such as fedax.L1(0.01), or {name = 'l1', …}")
+    table = dict(given)
+    return REGULARIZERS.bind(table.pop("name"), table, section="regularizer")[0]
+
+
+def _indicator(constraint: Regularizer, x: Vector) -> jax.Array:
+    """0 where the step onto X leaves x where it is, up to rounding; else ∞."""
+    flat = _flat(x)
+    moved = jnp.max(jnp.abs(_flat(constraint.step(x, 1, 0)) - flat))
+    rounding = 10 * flat.size**0.5 * jnp.finfo(flat.dtype).eps * jnp.max(jnp.abs(flat))
+    return jnp.where(moved <= rounding, jnp.zeros((), flat.dtype), jnp.inf)
 
 
 def _flat(x: Vector) -> jax.Array:
