@@ -125,7 +125,7 @@ SUMS = {  # Σ p_i of what clients keep, and what they keep
     "feddyn": lambda server, kept: (server.h, kept),
     "ca2fl": lambda server, kept: (server.h, kept),
     "ace": lambda server, kept: (server.h, kept),
-    "area": lambda server, kept: (server.x, kept),
+    "area": lambda server, kept: (server, kept),
 }
 
 

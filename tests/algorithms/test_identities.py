@@ -469,7 +469,7 @@ def test_fedasync_is_pulled_by_what_an_answer_counts():
     method = fedax.create("fedasync", mixing=0.6)
     state = method.init(fedax.Vector(np.array([10.0])))
     after = method.server(state, 0.5 * fedax.Vector(np.array([2.0])), answers([0.5], [3]))
-    np.testing.assert_allclose(after.x.tree, [0.7 * 10 + 0.3 * 2], rtol=1e-10)
+    np.testing.assert_allclose(after.tree, [0.7 * 10 + 0.3 * 2], rtol=1e-10)
 
 
 def test_fedasync_of_one_client_that_mixes_all_is_its_model():

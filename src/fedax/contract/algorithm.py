@@ -330,7 +330,7 @@ class Layer(Algorithm):
 
     def _around(self, stage: str, number: int, exchange: Exchange) -> Exchange:
         """What becomes of an exchange of the inner method, by its place in a round or in the warm-up."""
-        return exchange
+        raise NotImplementedError
 
     def traits(self) -> Traits:
         return self.inner.traits()

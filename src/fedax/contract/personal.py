@@ -55,6 +55,9 @@ class FineTuned(Layer):
     lr: Number = hyper(0.05, "(0, ∞)")
     steps: int | None = count(None, off=True)
 
+    def _around(self, stage: str, number: int, exchange: Exchange) -> Exchange:
+        return exchange
+
     def adapt(self, model: Vector, oracle: Oracle) -> Vector:
         step = lambda v, k: v - self.lr * oracle.grad(v, k)  # noqa: E731
         return phases(step, model, oracle.steps if self.steps is None else self.steps, oracle)
