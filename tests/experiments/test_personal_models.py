@@ -236,6 +236,9 @@ def test_each_client_is_left_out_once_and_their_figures_are_pooled(each_left_out
     assert all(len(rows) == 1 for rows in by_name.values()) and len(by_name) == 8
     again = build(experiment.config)
     assert again.config["run"]["seeds"] == run["seeds"]
+    table = split_of(clients="each")
+    some = build(table | {"run": table["run"] | {"seeds": [2, 1]}})  # listed by the user
+    assert [some.split(seed)[0].unseen.test.names for seed in (2, 1)] == [("client 2",), ("client 1",)]
     record = each_left_out
     (problem,) = summary.problems([record])
     ends = [run.history["unseen_loss"][-1] for run in record.runs if run.label == "base"]

@@ -274,7 +274,8 @@ def build_all(
         code.task(first.task.name)
     track, tracked = (None, None) if first.track is None else codec.TRACKS.bind("track", dict(first.track))
     track_config = {} if tracked is None else {"track": tracked}
-    seeds = settings[0].run["seeds"] if first.run.split_seeds else [0]
+    listed = leaves_out_each(first.data.split) and isinstance(first.run.seeds, list)  # the clients that are left out
+    seeds = settings[0].run["seeds"] if first.run.split_seeds or listed else [0]
     pooled, data, val, test, data_config, nodes, whole = deal(of_seed(first.data, seeds[0]), fleet)
     if first.run.split_seeds and not {"seed", "split"} & data_config.keys():
         raise ConfigError("run.split_seeds", True, "these clients are given, not drawn; leave it out")
